@@ -1,0 +1,3 @@
+//! Client library of Ringmain.
+mod settings;
+pub use settings::{Confirm, QueueSettings};
