@@ -1,1 +1,25 @@
-//! x
+//! Shared memory for Ringmain, and nothing else: segments and their layout, the
+//! record ring, waiting and waking. Knows no queue, no socket and no store.
+//!
+//! What holds in this crate:
+//!
+//! - All `unsafe` for shared memory is here, and pointers into it are made in
+//!   [`view`] and [`session`] alone.
+//! - What another process can write is input: copied once, checked, then used.
+//!   No byte in a segment makes this crate panic, hang, or read out of bounds.
+//! - A cursor has one writer. Who dies between two stores leaves a segment that
+//!   the other side can go on with, without repair.
+//! - Nothing sleeps without having announced it, and no sleep is unbounded.
+
+mod atomic;
+#[cfg(not(loom))]
+pub mod layout;
+pub mod record_ring;
+#[cfg(not(loom))]
+pub mod segment;
+#[cfg(not(loom))]
+pub mod session;
+pub mod view;
+pub mod wait;
+
+pub use atomic::{AtomicU32, AtomicU64, Ordering};
