@@ -22,7 +22,8 @@ pub struct QueueSettings {
     /// How long a consumer may hold a message before it goes back to the queue,
     /// in milliseconds, from 100 up to a week.
     pub visibility_timeout_ms: u64,
-    /// The longest payload that the queue takes, in bytes.
+    /// The longest payload that the queue takes, in bytes, up to 1 MiB. The
+    /// default fits sessions with rings of default size.
     pub max_message_bytes: u32,
     /// What `send` waits for unless the producer says otherwise.
     pub confirm: Confirm,
@@ -32,7 +33,7 @@ impl Default for QueueSettings {
     fn default() -> QueueSettings {
         QueueSettings {
             visibility_timeout_ms: 30_000,
-            max_message_bytes: 32 * 1024,
+            max_message_bytes: 15 * 1024,
             confirm: Confirm::Accepted,
         }
     }

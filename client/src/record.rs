@@ -1,0 +1,403 @@
+//! What the records in the three rings say. Client and broker share this file;
+//! the ring below it knows bytes only.
+//!
+//! Numbers are in the machine's byte order. Each record is the ring's header
+//! (kind, flags, length) and this content:
+//!
+//! ```text
+//! submission ring
+//!   SEND    0 attachment u32 | 4 options length u32 | 8 sent at (ms) u64 |
+//!           16 options, padded to 8 | payload
+//!   ACK     leases of 16 bytes: 0 delivery position u64 | 8 entry u32 | 12 zero
+//!   NACK    0 delay (ms) u64 | leases
+//!   EXTEND  0 duration (ms) u64 | leases
+//!   FLUSH   (flags: 1 stored, 2 synced)
+//! delivery ring
+//!   MESSAGE 0 entry u32 | 4 attachment u32 | 8 sender's session u64 |
+//!           16 sender's position u64 | 24 sent at (ms) u64 |
+//!           32 deadline (ns, monotonic clock) u64 | 40 attempts u32 |
+//!           44 options length u32 | 48 options, padded to 8 | payload
+//! answer ring
+//!   REFUSED     (flags: error code) 0 submission position u64
+//!   LEASE_LOST  0 delivery position u64
+//! ```
+//!
+//! *Options* leave room for what later versions say of a message (headers,
+//! times, priority, group, transaction): flags say which are there. Today no
+//! flag is defined, and the length is 0.
+
+use ringmain_ring::record_ring::{Damaged, Full, Record, Ring, Slot, Writer};
+
+/// Kinds of records in the submission ring.
+pub mod submission {
+    /// A message.
+    pub const SEND: u8 = 1;
+    /// These leases' messages are done.
+    pub const ACK: u8 = 2;
+    /// These leases' messages go back to their queue.
+    pub const NACK: u8 = 3;
+    /// These leases last longer.
+    pub const EXTEND: u8 = 4;
+    /// Asks that all before it be confirmed.
+    pub const FLUSH: u8 = 5;
+    /// Flag of [`NACK`]: the client did not hand the message out, so that this
+    /// is no attempt.
+    pub const NACK_UNCOUNTED: u16 = 1;
+    /// Flag of [`FLUSH`].
+    pub const FLUSH_STORED: u16 = 1;
+    /// Flag of [`FLUSH`].
+    pub const FLUSH_SYNCED: u16 = 2;
+}
+
+/// Kinds of records in the delivery ring.
+pub mod delivery {
+    /// A message.
+    pub const MESSAGE: u8 = 1;
+    /// Flag of [`MESSAGE`]: it was leased before.
+    pub const REDELIVERED: u16 = 1;
+}
+
+/// Kinds of records in the answer ring.
+pub mod answer {
+    /// A send was refused.
+    pub const REFUSED: u8 = 1;
+    /// A lease had ended when its ack, nack or extend came.
+    pub const LEASE_LOST: u8 = 2;
+    /// Bytes that any answer takes in the ring.
+    pub const BYTES: usize = 16;
+}
+
+/// Bytes of a send before its options and payload.
+pub const SEND_HEAD_BYTES: usize = 16;
+/// Bytes of a delivery before its options and payload.
+pub const DELIVERY_HEAD_BYTES: usize = 48;
+/// Bytes of a lease in an ack, nack or extend.
+pub const LEASE_BYTES: usize = 16;
+/// Most leases that one ack, nack or extend names.
+pub const LEASES_MAX: usize = 256;
+
+/// Longest payload whose record takes at most a quarter of a submission ring.
+pub const fn payload_max_of_submission_ring(ring_bytes: u32) -> u32 {
+    ring_bytes / 4 - 8 - SEND_HEAD_BYTES as u32
+}
+
+/// Smallest delivery ring of which a payload's record takes at most a quarter.
+pub const fn delivery_ring_for_payload(payload_bytes: u32) -> u32 {
+    ((payload_bytes + 8 + DELIVERY_HEAD_BYTES as u32) * 4).next_power_of_two()
+}
+
+/// Smallest submission ring of which a payload's record takes at most a quarter.
+pub const fn submission_ring_for_payload(payload_bytes: u32) -> u32 {
+    ((payload_bytes + 8 + SEND_HEAD_BYTES as u32) * 4).next_power_of_two()
+}
+
+/// A lease, as an ack names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lease {
+    /// Position of the delivery's record.
+    pub delivery_position: u64,
+    /// Entry in the broker's lease table.
+    pub entry: u32,
+}
+
+/// Content of a record that does not fit its kind; the session must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("malformed record of kind {kind} at {position}: {what}")]
+pub struct Malformed {
+    /// The record's kind.
+    pub kind: u8,
+    /// The record's position.
+    pub position: u64,
+    /// What is wrong.
+    pub what: &'static str,
+}
+
+fn malformed(record: &Record, what: &'static str) -> Malformed {
+    Malformed {
+        kind: record.kind,
+        position: record.position,
+        what,
+    }
+}
+
+/// What a ring gives for a record to be written: room, or [`Full`]; or the news
+/// that the other side has damaged the ring.
+pub type Begun<T> = std::result::Result<std::result::Result<T, Full>, Damaged>;
+
+/// The head of a send, and where its payload lies in the ring's area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Send {
+    /// Index of the attachment.
+    pub attachment: u32,
+    /// Milliseconds since the Unix epoch, by the client's clock.
+    pub sent_at_ms: u64,
+    /// Where the payload begins.
+    pub payload_offset: u32,
+    /// Length of the payload.
+    pub payload_len: u32,
+}
+
+impl Send {
+    /// Begins a send of `payload_len` bytes. The payload goes to
+    /// [`SEND_HEAD_BYTES`] of the slot.
+    #[inline]
+    pub fn begin<'a>(
+        writer: &mut Writer,
+        ring: Ring<'a>,
+        attachment: u32,
+        sent_at_ms: u64,
+        payload_len: usize,
+    ) -> Begun<Slot<'a>> {
+        let content = SEND_HEAD_BYTES + payload_len;
+        Ok(writer.begin(ring, submission::SEND, 0, content)?.map(|slot| {
+            slot.put_u64(0, u64::from(attachment));
+            slot.put_u64(8, sent_at_ms);
+            slot
+        }))
+    }
+
+    /// Reads a send. The payload's place is within the ring; its bytes are not
+    /// looked at.
+    #[inline]
+    pub fn read(record: &Record, ring: Ring<'_>) -> Result<Send, Malformed> {
+        if (record.len as usize) < SEND_HEAD_BYTES {
+            return Err(malformed(record, "too short"));
+        }
+        let offset = record.offset as usize;
+        let first = ring.area.load(offset);
+        if record.flags != 0 || first >> 32 != 0 {
+            return Err(malformed(record, "options that this version does not know"));
+        }
+        Ok(Send {
+            attachment: first as u32,
+            sent_at_ms: ring.area.load(offset + 8),
+            payload_offset: record.offset + SEND_HEAD_BYTES as u32,
+            payload_len: record.len - SEND_HEAD_BYTES as u32,
+        })
+    }
+}
+
+/// An ack, nack or extend: a number that depends on the kind, and leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leases {
+    /// Delay of a nack or duration of an extend in milliseconds; 0 of an ack.
+    pub millis: u64,
+    first: u32,
+    /// How many leases it names.
+    pub count: u32,
+}
+
+impl Leases {
+    /// Writes an ack of at most [`LEASES_MAX`] leases.
+    #[inline]
+    pub fn write_ack(writer: &mut Writer, ring: Ring<'_>, leases: &[Lease]) -> Begun<u64> {
+        Self::write(writer, ring, submission::ACK, 0, None, leases)
+    }
+
+    /// Writes a nack of at most [`LEASES_MAX`] leases.
+    pub fn write_nack(
+        writer: &mut Writer,
+        ring: Ring<'_>,
+        flags: u16,
+        delay_ms: u64,
+        leases: &[Lease],
+    ) -> Begun<u64> {
+        Self::write(writer, ring, submission::NACK, flags, Some(delay_ms), leases)
+    }
+
+    /// Writes an extend of at most [`LEASES_MAX`] leases.
+    pub fn write_extend(
+        writer: &mut Writer,
+        ring: Ring<'_>,
+        duration_ms: u64,
+        leases: &[Lease],
+    ) -> Begun<u64> {
+        Self::write(writer, ring, submission::EXTEND, 0, Some(duration_ms), leases)
+    }
+
+    #[inline]
+    fn write(
+        writer: &mut Writer,
+        ring: Ring<'_>,
+        kind: u8,
+        flags: u16,
+        millis: Option<u64>,
+        leases: &[Lease],
+    ) -> Begun<u64> {
+        let head = if millis.is_some() { 8 } else { 0 };
+        let content = head + leases.len() * LEASE_BYTES;
+        Ok(writer.begin(ring, kind, flags, content)?.map(|slot| {
+            if let Some(millis) = millis {
+                slot.put_u64(0, millis);
+            }
+            for (index, lease) in leases.iter().enumerate() {
+                let at = head + index * LEASE_BYTES;
+                slot.put_u64(at, lease.delivery_position);
+                slot.put_u64(at + 8, u64::from(lease.entry));
+            }
+            slot.position
+        }))
+    }
+
+    /// Reads an ack, nack or extend.
+    #[inline]
+    pub fn read(record: &Record, ring: Ring<'_>) -> Result<Leases, Malformed> {
+        let head = if record.kind == submission::ACK { 0 } else { 8 };
+        let len = record.len as usize;
+        if len < head || !(len - head).is_multiple_of(LEASE_BYTES) {
+            return Err(malformed(record, "not a number of leases"));
+        }
+        let count = (len - head) / LEASE_BYTES;
+        if count > LEASES_MAX {
+            return Err(malformed(record, "too many leases"));
+        }
+        let millis = match head {
+            0 => 0,
+            _ => ring.area.load(record.offset as usize),
+        };
+        Ok(Leases {
+            millis,
+            first: record.offset + head as u32,
+            count: count as u32,
+        })
+    }
+
+    /// The lease at this index, below `count`.
+    #[inline]
+    pub fn lease(&self, ring: Ring<'_>, index: u32) -> Lease {
+        let at = self.first as usize + index as usize * LEASE_BYTES;
+        Lease {
+            delivery_position: ring.area.load(at),
+            entry: ring.area.load(at + 8) as u32,
+        }
+    }
+}
+
+/// Writes a flush; `flags` are those of [`submission::FLUSH`].
+pub fn write_flush(writer: &mut Writer, ring: Ring<'_>, flags: u16) -> Begun<u64> {
+    let begun = writer.begin(ring, submission::FLUSH, flags, 0)?;
+    Ok(begun.map(|slot| slot.position))
+}
+
+/// The head of a delivery, and where its payload lies in the ring's area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivery {
+    /// Entry in the lease table.
+    pub entry: u32,
+    /// Index of the attachment.
+    pub attachment: u32,
+    /// The sender's session.
+    pub session: u64,
+    /// Position of the send in the sender's submission ring.
+    pub position: u64,
+    /// When it was sent, in milliseconds since the Unix epoch.
+    pub sent_at_ms: u64,
+    /// When the lease ends, in nanoseconds of the machine's monotonic clock.
+    pub deadline_ns: u64,
+    /// How often the message was attempted before.
+    pub attempts: u32,
+    /// Whether it was leased before.
+    pub redelivered: bool,
+}
+
+impl Delivery {
+    /// Begins a delivery with a payload of so many bytes, which go to
+    /// [`DELIVERY_HEAD_BYTES`] of the slot.
+    #[inline]
+    pub fn begin<'a>(
+        &self,
+        writer: &mut Writer,
+        ring: Ring<'a>,
+        payload_len: usize,
+    ) -> Begun<Slot<'a>> {
+        let flags = if self.redelivered { delivery::REDELIVERED } else { 0 };
+        let content = DELIVERY_HEAD_BYTES + payload_len;
+        Ok(writer.begin(ring, delivery::MESSAGE, flags, content)?.map(|slot| {
+            slot.put_u64(0, u64::from(self.entry) | u64::from(self.attachment) << 32);
+            slot.put_u64(8, self.session);
+            slot.put_u64(16, self.position);
+            slot.put_u64(24, self.sent_at_ms);
+            slot.put_u64(32, self.deadline_ns);
+            slot.put_u64(40, u64::from(self.attempts));
+            slot
+        }))
+    }
+
+    /// Reads a delivery: its head, and the payload's offset and length.
+    #[inline]
+    pub fn read(record: &Record, ring: Ring<'_>) -> Result<(Delivery, usize, usize), Malformed> {
+        if record.kind != delivery::MESSAGE || (record.len as usize) < DELIVERY_HEAD_BYTES {
+            return Err(malformed(record, "not a delivery"));
+        }
+        let offset = record.offset as usize;
+        let word = |at: usize| ring.area.load(offset + at);
+        if word(40) >> 32 != 0 {
+            return Err(malformed(record, "options that this version does not know"));
+        }
+        let delivery = Delivery {
+            entry: word(0) as u32,
+            attachment: (word(0) >> 32) as u32,
+            session: word(8),
+            position: word(16),
+            sent_at_ms: word(24),
+            deadline_ns: word(32),
+            attempts: word(40) as u32,
+            redelivered: record.flags & delivery::REDELIVERED != 0,
+        };
+        Ok((
+            delivery,
+            offset + DELIVERY_HEAD_BYTES,
+            record.len as usize - DELIVERY_HEAD_BYTES,
+        ))
+    }
+}
+
+/// An answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// The send at this submission position was refused, for the reason with
+    /// this number (see [`crate::ErrorCode`]).
+    Refused {
+        /// Where the send lies.
+        position: u64,
+        /// Number of the error code.
+        code: u16,
+    },
+    /// The lease of the delivery at this position had ended.
+    LeaseLost {
+        /// Where the delivery lay.
+        delivery_position: u64,
+    },
+}
+
+impl Answer {
+    /// Writes the answer, unpublished.
+    pub fn write(&self, writer: &mut Writer, ring: Ring<'_>) -> Begun<u64> {
+        let (kind, flags, word) = match *self {
+            Answer::Refused { position, code } => (answer::REFUSED, code, position),
+            Answer::LeaseLost { delivery_position } => (answer::LEASE_LOST, 0, delivery_position),
+        };
+        Ok(writer.begin(ring, kind, flags, 8)?.map(|slot| {
+            slot.put_u64(0, word);
+            slot.position
+        }))
+    }
+
+    /// Reads an answer.
+    pub fn read(record: &Record, ring: Ring<'_>) -> Result<Answer, Malformed> {
+        if record.len != 8 {
+            return Err(malformed(record, "not an answer"));
+        }
+        let word = ring.area.load(record.offset as usize);
+        match record.kind {
+            answer::REFUSED => Ok(Answer::Refused {
+                position: word,
+                code: record.flags,
+            }),
+            answer::LEASE_LOST => Ok(Answer::LeaseLost {
+                delivery_position: word,
+            }),
+            _ => Err(malformed(record, "unknown kind of answer")),
+        }
+    }
+}
