@@ -1,1 +1,8 @@
-//! x
+//! The Ringmain broker and its command line. The library is the binary's inside
+//! and what the tests reach; programs use the crate `ringmain`.
+
+pub mod control;
+pub mod hub;
+pub mod ledger;
+pub mod service;
+pub mod store;

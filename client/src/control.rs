@@ -304,7 +304,9 @@ pub fn check_queue_name(name: &str) -> Result<(), Error> {
     };
     // Escaped and cut: the name goes to terminals and logs.
     let shown: String = name.chars().take(64).flat_map(char::escape_debug).collect();
-    Err(Error::Invalid(format!("the queue name \"{shown}\" {wrong}")))
+    Err(Error::Invalid(format!(
+        "the queue name \"{shown}\" {wrong}"
+    )))
 }
 
 /// Checks a queue's settings against their ranges.

@@ -2,6 +2,7 @@
 //! protocol, and in the languages above.
 
 use crate::message::MessageId;
+use ringmain_ring::segment::SegmentError;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -28,7 +29,9 @@ pub enum Error {
     #[error("full: {0}")]
     Full(String),
     /// The message is longer than the queue or the ring allows.
-    #[error("the message has {bytes} bytes, at most {limit} are allowed: see `ringmain queue create --max-message-size`")]
+    #[error(
+        "the message has {bytes} bytes, at most {limit} are allowed: see `ringmain queue create --max-message-size`"
+    )]
     TooLarge {
         /// Length of the payload.
         bytes: u64,
@@ -43,7 +46,9 @@ pub enum Error {
     TimedOut,
     /// The lease had ended when its ack, nack or extend arrived: the message
     /// may be delivered again.
-    #[error("lease lost: {count} message(s) were answered after their lease had ended, and may be delivered again")]
+    #[error(
+        "lease lost: {count} message(s) were answered after their lease had ended, and may be delivered again"
+    )]
     LeaseLost {
         /// How many leases, since this was last reported.
         count: u64,
@@ -193,6 +198,22 @@ impl Error {
         Error::Io {
             what: what.into(),
             source: source.into(),
+        }
+    }
+}
+
+impl From<SegmentError> for Error {
+    fn from(error: SegmentError) -> Error {
+        match error {
+            SegmentError::NoSpace { .. } => Error::Full(error.to_string()),
+            SegmentError::Version { .. } => Error::VersionMismatch(error.to_string()),
+            SegmentError::Initialising | SegmentError::Corrupt(_) => {
+                Error::Corrupt(error.to_string())
+            }
+            SegmentError::Io { what, path, source } => Error::Io {
+                what: format!("{what} {}", path.display()),
+                source,
+            },
         }
     }
 }

@@ -12,6 +12,7 @@
 //!   NACK    0 delay (ms) u64 | leases
 //!   EXTEND  0 duration (ms) u64 | leases
 //!   FLUSH   (flags: 1 stored, 2 synced)
+//!   END     (the client ends the session; nothing follows)
 //! delivery ring
 //!   MESSAGE 0 entry u32 | 4 attachment u32 | 8 sender's session u64 |
 //!           16 sender's position u64 | 24 sent at (ms) u64 |
@@ -40,6 +41,9 @@ pub mod submission {
     pub const EXTEND: u8 = 4;
     /// Asks that all before it be confirmed.
     pub const FLUSH: u8 = 5;
+    /// The client ends the session. The last record: it tells a broker that was
+    /// away when the socket was closed.
+    pub const END: u8 = 6;
     /// Flag of [`NACK`]: the client did not hand the message out, so that this
     /// is no attempt.
     pub const NACK_UNCOUNTED: u16 = 1;
@@ -149,11 +153,12 @@ impl Send {
         payload_len: usize,
     ) -> Begun<Slot<'a>> {
         let content = SEND_HEAD_BYTES + payload_len;
-        Ok(writer.begin(ring, submission::SEND, 0, content)?.map(|slot| {
-            slot.put_u64(0, u64::from(attachment));
-            slot.put_u64(8, sent_at_ms);
-            slot
-        }))
+        Ok(writer
+            .begin(ring, submission::SEND, 0, content)?
+            .inspect(|slot| {
+                slot.put_u64(0, u64::from(attachment));
+                slot.put_u64(8, sent_at_ms);
+            }))
     }
 
     /// Reads a send. The payload's place is within the ring; its bytes are not
@@ -202,7 +207,14 @@ impl Leases {
         delay_ms: u64,
         leases: &[Lease],
     ) -> Begun<u64> {
-        Self::write(writer, ring, submission::NACK, flags, Some(delay_ms), leases)
+        Self::write(
+            writer,
+            ring,
+            submission::NACK,
+            flags,
+            Some(delay_ms),
+            leases,
+        )
     }
 
     /// Writes an extend of at most [`LEASES_MAX`] leases.
@@ -212,7 +224,14 @@ impl Leases {
         duration_ms: u64,
         leases: &[Lease],
     ) -> Begun<u64> {
-        Self::write(writer, ring, submission::EXTEND, 0, Some(duration_ms), leases)
+        Self::write(
+            writer,
+            ring,
+            submission::EXTEND,
+            0,
+            Some(duration_ms),
+            leases,
+        )
     }
 
     #[inline]
@@ -279,6 +298,12 @@ pub fn write_flush(writer: &mut Writer, ring: Ring<'_>, flags: u16) -> Begun<u64
     Ok(begun.map(|slot| slot.position))
 }
 
+/// Writes the end of the session.
+pub fn write_end(writer: &mut Writer, ring: Ring<'_>) -> Begun<u64> {
+    let begun = writer.begin(ring, submission::END, 0, 0)?;
+    Ok(begun.map(|slot| slot.position))
+}
+
 /// The head of a delivery, and where its payload lies in the ring's area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
@@ -310,17 +335,22 @@ impl Delivery {
         ring: Ring<'a>,
         payload_len: usize,
     ) -> Begun<Slot<'a>> {
-        let flags = if self.redelivered { delivery::REDELIVERED } else { 0 };
+        let flags = if self.redelivered {
+            delivery::REDELIVERED
+        } else {
+            0
+        };
         let content = DELIVERY_HEAD_BYTES + payload_len;
-        Ok(writer.begin(ring, delivery::MESSAGE, flags, content)?.map(|slot| {
-            slot.put_u64(0, u64::from(self.entry) | u64::from(self.attachment) << 32);
-            slot.put_u64(8, self.session);
-            slot.put_u64(16, self.position);
-            slot.put_u64(24, self.sent_at_ms);
-            slot.put_u64(32, self.deadline_ns);
-            slot.put_u64(40, u64::from(self.attempts));
-            slot
-        }))
+        Ok(writer
+            .begin(ring, delivery::MESSAGE, flags, content)?
+            .inspect(|slot| {
+                slot.put_u64(0, u64::from(self.entry) | u64::from(self.attachment) << 32);
+                slot.put_u64(8, self.session);
+                slot.put_u64(16, self.position);
+                slot.put_u64(24, self.sent_at_ms);
+                slot.put_u64(32, self.deadline_ns);
+                slot.put_u64(40, u64::from(self.attempts));
+            }))
     }
 
     /// Reads a delivery: its head, and the payload's offset and length.

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 /// What a confirmation stands for: how much a message, or an ack, survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Confirm {
     /// Published in the submission ring: survives the death of any process.

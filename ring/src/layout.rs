@@ -18,7 +18,8 @@
 //!
 //! All numbers are in the machine's byte order: a segment never leaves it.
 //! Cursors lie 128 bytes apart, since processors fetch lines of 64 bytes in
-//! pairs.
+//! pairs. Padding is made of atomics too: another process may write it while a
+//! reference to the header lives, which plain bytes would not allow.
 //!
 //! **To change anything here:** raise [`LAYOUT_VERSION`], change the literal
 //! offsets in the assertions below and the golden bytes in `tests/layout.rs`,
@@ -90,7 +91,7 @@ impl Geometry {
 pub struct Line<T> {
     /// What lies on the line.
     pub word: T,
-    _pad: [u8; 128 - 8],
+    _pad: [AtomicU64; 15],
 }
 
 /// What identifies a segment. Written once, before it is shared.
@@ -115,7 +116,7 @@ pub struct Preamble {
     pub answer_bytes: AtomicU32,
     /// [`ATTACHMENTS_MAX`].
     pub attachments_max: AtomicU32,
-    _reserved: [u8; 80],
+    _reserved: [AtomicU64; 10],
 }
 
 /// What the broker has to say of submissions: positions in the submission ring.
@@ -128,7 +129,7 @@ pub struct Confirmations {
     /// After the session was closed by the broker: what was published before
     /// this position was taken in, and nothing else. [`NOT_FINAL`] until then.
     pub final_position: AtomicU64,
-    _pad: [u8; 128 - 24],
+    _pad: [AtomicU64; 13],
 }
 
 /// Value of [`Confirmations::final_position`] while the session is open.
@@ -158,7 +159,7 @@ pub struct SessionHeader {
     pub broker_wait: Line<AtomicU32Pair>,
     /// What the client waits for: see [`crate::wait`].
     pub client_wait: Line<AtomicU32Pair>,
-    _reserved: [u8; 2048 - 1280],
+    _reserved: [AtomicU64; 96],
     /// The state of each queue that the session is attached to, by attachment
     /// index: bits of [`attachment`].
     pub attachments: [AtomicU32; ATTACHMENTS_MAX],

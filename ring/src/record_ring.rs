@@ -146,13 +146,24 @@ impl<'a> Slot<'a> {
 }
 
 impl Writer {
-    /// A writer that goes on at `tail`: 0 for a new ring.
+    /// A writer that goes on at `tail`: 0 for a new ring. Neither cursor may
+    /// come from memory that another side can write: see [`Writer::resume`].
     pub fn new(tail: u64, head: u64) -> Writer {
+        assert!(head <= tail && tail.is_multiple_of(8));
         Writer {
             next: tail,
             published: tail,
             head,
         }
+    }
+
+    /// A writer that goes on at `tail`, which this side knows, with the `head`
+    /// that the other side has in the ring.
+    pub fn resume(ring: Ring<'_>, tail: u64) -> Result<Writer, Damaged> {
+        let low = tail.saturating_sub(ring.area.size() as u64);
+        // Acquire: as in `refresh`.
+        let head = check_cursor(ring.head.load(Ordering::Acquire), low, tail)?;
+        Ok(Writer::new(tail, head))
     }
 
     /// Position of the next record, unless padding has to come first.
@@ -182,8 +193,14 @@ impl Writer {
         Ok(self.used())
     }
 
-    /// Whether a record with `content` bytes fits now.
+    /// Whether a record with `content` bytes fits now. Records of up to half the
+    /// ring, header included, always fit an empty ring; longer ones may never.
+    #[inline]
     pub fn fits(&mut self, ring: Ring<'_>, content: usize) -> Result<bool, Damaged> {
+        if content > ring.area.size() {
+            // Nor may it reach the sums below, which could overflow.
+            return Ok(false);
+        }
         let needed = self.needed(ring, content);
         if self.next + needed - self.head <= ring.area.size() as u64 {
             return Ok(true);
@@ -245,7 +262,7 @@ impl Writer {
     /// Makes the records before `position` visible. Later ones wait.
     #[inline]
     pub fn publish_to(&mut self, ring: Ring<'_>, position: u64) {
-        debug_assert!(position >= self.published && position <= self.next);
+        assert!(position >= self.published && position <= self.next);
         // Release: pairs with the Acquire in `Reader::refresh`; without it the
         // reader could see unwritten records.
         ring.tail.store(position, Ordering::Release);
@@ -295,8 +312,10 @@ pub struct Reader {
 
 impl Reader {
     /// A reader that goes on at `next`, with everything before `head` freed:
-    /// both 0 for a new ring.
+    /// both 0 for a new ring. Neither may come from memory that another side
+    /// can write.
     pub fn new(next: u64, head: u64) -> Reader {
+        assert!(head <= next && next.is_multiple_of(8));
         Reader {
             next,
             freed: head,
@@ -308,6 +327,13 @@ impl Reader {
     #[inline]
     pub fn next_position(&self) -> u64 {
         self.next
+    }
+
+    /// Up to where records are published, as of the last
+    /// [`Reader::refresh`].
+    #[inline]
+    pub fn published(&self) -> u64 {
+        self.tail
     }
 
     /// Up to where the ring was freed.
@@ -343,12 +369,15 @@ impl Reader {
             self.next = record.end();
             return Ok(Some(record));
         }
-        // Padding always reaches the ring's end, and a record follows in the
-        // same publish.
-        if ring.offset(record.end()) != 0 || record.end() == self.tail {
+        // Padding always reaches the ring's end. The record that it makes way
+        // for may be published later.
+        if ring.offset(record.end()) != 0 {
             return Err(self.damaged_record(&record));
         }
         self.next = record.end();
+        if self.next == self.tail && !self.refresh(ring)? {
+            return Ok(None);
+        }
         let record = self.record(ring)?;
         if record.kind == PADDING {
             return Err(self.damaged_record(&record));
@@ -388,10 +417,14 @@ impl Reader {
     /// Gives everything before `position` back to the writer.
     #[inline]
     pub fn free(&mut self, ring: Ring<'_>, position: u64) {
-        debug_assert!(position >= self.freed && position <= self.next);
+        assert!(position >= self.freed && position <= self.next);
         // Release: pairs with the Acquire in `Writer::refresh`; our copies out
         // of these bytes come before their reuse.
         ring.head.store(position, Ordering::Release);
         self.freed = position;
     }
 }
+
+// Under loom the ring is examined by `tests/loom_ring.rs`.
+#[cfg(all(test, not(loom)))]
+mod tests;

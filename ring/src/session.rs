@@ -30,16 +30,7 @@ impl SessionMap {
         instance: u64,
         session: u64,
     ) -> Result<SessionMap, SegmentError> {
-        if !geometry.is_valid() {
-            return Err(SegmentError::Corrupt("ring sizes out of range"));
-        }
-        let mapping = Mapping::new(file, path, geometry.segment_bytes())?;
-        let map = SessionMap {
-            mapping,
-            geometry,
-            instance,
-            session,
-        };
+        let map = SessionMap::adopt(file, path, geometry, instance, session)?;
         let preamble = &map.header().preamble;
         preamble.magic.store(MAGIC, Ordering::Relaxed);
         preamble
@@ -74,9 +65,35 @@ impl SessionMap {
     /// Maps a segment that another process made, and checks its header. Tells
     /// unfinished, of another version, and corrupt apart.
     pub fn open(file: &File, path: &Path) -> Result<SessionMap, SegmentError> {
+        // The maker died, or is, between making the file and reserving memory.
+        let unreserved = file.metadata().is_ok_and(|file| file.len() == 0);
+        if unreserved {
+            return Err(SegmentError::Initialising);
+        }
         let header = Mapping::new(file, path, HEADER_BYTES)?;
         let (geometry, instance, session) = Self::read_preamble(header_of(&header))?;
         drop(header);
+        let mapping = Mapping::new(file, path, geometry.segment_bytes())?;
+        Ok(SessionMap {
+            mapping,
+            geometry,
+            instance,
+            session,
+        })
+    }
+
+    /// Maps a segment whose geometry the caller knows for sure, and believes
+    /// nothing that the file says: its client could write there.
+    pub fn adopt(
+        file: &File,
+        path: &Path,
+        geometry: Geometry,
+        instance: u64,
+        session: u64,
+    ) -> Result<SessionMap, SegmentError> {
+        if !geometry.is_valid() {
+            return Err(SegmentError::Corrupt("ring sizes out of range"));
+        }
         let mapping = Mapping::new(file, path, geometry.segment_bytes())?;
         Ok(SessionMap {
             mapping,
@@ -204,7 +221,7 @@ impl SessionMap {
 
 fn header_of(mapping: &Mapping) -> &SessionHeader {
     // SAFETY: every mapping that reaches here has at least HEADER_BYTES and
-    // begins at a page; the header is made of atomics and padding alone, for
-    // which any bytes are valid and foreign writes are allowed.
+    // begins at a page; the header is made of atomics alone, for which any
+    // bytes are valid and foreign writes are allowed.
     unsafe { &*mapping.start().cast::<SessionHeader>() }
 }

@@ -18,9 +18,20 @@
 //! sleeps through what was published. Two SeqCst fences put either 1 before c or
 //! a before 3.
 //!
-//! Waking takes the announcement away, by one atomic exchange, so that of many
-//! publishes before the sleeper runs only the first calls the kernel. Sleeps are
-//! bounded all the same ([`SLEEP_MAX`]): the other side may be dead.
+//! Waking takes the announcement away, so that of many publishes before the
+//! sleeper runs only the first calls the kernel. Sleeps are bounded all the same
+//! ([`SLEEP_MAX`]): the other side may be dead.
+//!
+//! Several threads may sleep on one word, for the same bit and different
+//! positions. So a set bit does not tell a sleeper that *its* announcement is
+//! still there: a wake may have taken it between c and d, and another thread
+//! have set the bit again. Therefore the word counts the wakes in its upper 24
+//! bits, and who sleeps hands in the count that it announced with.
+//!
+//! ```text
+//!   31                    8 7         0
+//!   | announcements taken |   bits    |
+//! ```
 
 use crate::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -58,6 +69,18 @@ pub mod broker {
     pub const ORPHANED: u32 = 8;
 }
 
+/// The bits of a wait word; above them is the count of wakes.
+const BITS: u32 = 0xff;
+/// One wake, in the count.
+const TAKEN: u32 = 1 << 8;
+
+/// What was announced, and when: [`WaitWord::sleep`] takes it.
+#[derive(Debug, Clone, Copy)]
+pub struct Announced {
+    bits: u32,
+    taken: u32,
+}
+
 /// A wait word. Any number of threads may announce, look and wake.
 #[derive(Clone, Copy)]
 pub struct WaitWord<'a>(pub &'a AtomicU32);
@@ -66,14 +89,19 @@ impl WaitWord<'_> {
     /// Before a sleep (a, b): says what is waited for. The caller now looks
     /// whether it is there already, and if not calls [`WaitWord::sleep`].
     #[inline]
-    pub fn announce(&self, bits: u32) {
-        self.0.fetch_or(bits, Ordering::Relaxed);
+    pub fn announce(&self, bits: u32) -> Announced {
+        let before = self.0.fetch_or(bits, Ordering::Relaxed);
         // Pairs with the fence in `seen_after_publish`.
         fence(Ordering::SeqCst);
+        Announced {
+            bits,
+            taken: before & !BITS,
+        }
     }
 
     /// Takes an announcement back that needs no wake any more. It is right to
-    /// leave it: the price is one wake too many.
+    /// leave it: the price is one wake too many. Where another thread may wait
+    /// for the same bits it *must* be left: it is that thread's as well.
     #[inline]
     pub fn withdraw(&self, bits: u32) {
         // Relaxed: orders nothing; a wake may be under way, and is harmless.
@@ -87,14 +115,14 @@ impl WaitWord<'_> {
         // Pairs with the fence in `announce`, and with that in `set`.
         fence(Ordering::SeqCst);
         // Relaxed: the fence has put this load in its place.
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed) & BITS
     }
 
     /// The bits as they are, with no order to anything: for states that are
     /// looked at again and again.
     #[inline]
     pub fn peek(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed) & BITS
     }
 
     /// Takes the announcement of `bits` (4). Returns those that this call took:
@@ -102,7 +130,14 @@ impl WaitWord<'_> {
     #[inline]
     pub fn take(&self, bits: u32) -> u32 {
         // AcqRel for symmetry with `announce`; the cursors carry the data.
-        self.0.fetch_and(!bits, Ordering::AcqRel) & bits
+        let taken = self.0.fetch_and(!bits, Ordering::AcqRel) & bits;
+        if taken != 0 {
+            // Not one step with the line above, and need not be: whoever goes to
+            // sleep between the two is woken by the wake that follows. Nor a
+            // loop of compare-and-swap, which a hostile process could hold up.
+            self.0.fetch_add(TAKEN, Ordering::Relaxed);
+        }
+        taken
     }
 
     /// Sets a state bit, so that either a publisher's next look sees it, or
@@ -130,11 +165,12 @@ impl WaitWord<'_> {
         }
     }
 
-    /// Sleeps on a futex (d) until one of the announced `bits` is taken, or the
+    /// Sleeps on a futex (d) until any of the announced bits is taken, or the
     /// time is over. May return early. The bound is [`SLEEP_MAX`].
-    pub fn sleep(&self, bits: u32, timeout: Duration) {
+    pub fn sleep(&self, announced: Announced, timeout: Duration) {
         let value = self.0.load(Ordering::Relaxed);
-        if value & bits == bits {
+        let ours = value & announced.bits == announced.bits && value & !BITS == announced.taken;
+        if ours {
             futex::wait(self.0, value, timeout.min(SLEEP_MAX));
         }
     }
@@ -176,14 +212,46 @@ mod futex {
 #[cfg(loom)]
 mod futex {
     use super::*;
+    use loom::sync::{Condvar, Mutex};
 
-    // Every wake changes the word first, so a sleep is modelled as waiting for
-    // a change: a lost wake-up is then an endless loop, which loom reports.
+    // The kernel's queue of sleepers: comparing the word and going to sleep are
+    // one step for wakers of the same word. Without time-out, so that a lost
+    // wake-up is a deadlock, which loom reports.
+    loom::lazy_static! {
+        static ref WAKES: Mutex<Vec<(usize, u64)>> = Mutex::new(Vec::new());
+        static ref WOKEN: Condvar = Condvar::new();
+    }
+
+    fn wakes_of<'a>(wakes: &'a mut Vec<(usize, u64)>, word: &AtomicU32) -> &'a mut u64 {
+        let word = std::ptr::from_ref(word).addr();
+        let index = match wakes.iter().position(|of| of.0 == word) {
+            Some(index) => index,
+            None => {
+                wakes.push((word, 0));
+                wakes.len() - 1
+            }
+        };
+        &mut wakes[index].1
+    }
+
     pub(super) fn wait(word: &AtomicU32, value: u32, _timeout: Duration) {
-        while word.load(Ordering::Relaxed) == value {
-            loom::thread::yield_now();
+        let mut wakes = WAKES.lock().expect("no model panics in this lock");
+        let before = *wakes_of(&mut wakes, word);
+        if word.load(Ordering::Relaxed) != value {
+            return;
+        }
+        while *wakes_of(&mut wakes, word) == before {
+            wakes = WOKEN.wait(wakes).expect("no model panics in this lock");
         }
     }
 
-    pub(super) fn wake_all(_word: &AtomicU32) {}
+    pub(super) fn wake_all(word: &AtomicU32) {
+        let mut wakes = WAKES.lock().expect("no model panics in this lock");
+        *wakes_of(&mut wakes, word) += 1;
+        WOKEN.notify_all();
+    }
 }
+
+// Under loom waiting is examined by `tests/loom_wait.rs`.
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -20,7 +20,7 @@ use ringmain::QueueSettings;
 pub type QueueNumber = u32;
 
 /// One round's changes, applied whole or not at all.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Batch {
     /// The round's number; greater than that of every batch before it.
     pub round: u64,
@@ -29,7 +29,7 @@ pub struct Batch {
 }
 
 /// One change of a [`Batch`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Write {
     /// Appends the messages of `block` to the queue: its first message takes
     /// the position `first`, which is the queue's next position.
@@ -96,7 +96,7 @@ pub struct StoredQueue {
     pub queue: QueueNumber,
     /// What describes it.
     pub row: QueueRow,
-    /// No unsettled message lies below this position.
+    /// Position of the first unsettled message; `next` if there is none.
     pub first: u64,
     /// The position that the next message gets.
     pub next: u64,
@@ -111,7 +111,8 @@ pub struct LoadedBlock {
     pub first: u64,
     /// The messages as they were appended.
     pub block: Block,
-    /// One bit a message, from the lowest bit of the first word: settled.
+    /// One bit a message, from the lowest bit of the first word: settled. Words
+    /// that are missing at the end are zero.
     pub settled: Vec<u64>,
     /// Attempts of messages whose number changed after the block was written:
     /// *(index in the block, attempts)*, by index.
@@ -144,7 +145,9 @@ pub enum StoreError {
     #[error("the store is damaged: {0}")]
     Corrupt(String),
     /// The data folder was written by a version that this one cannot read.
-    #[error("the store has format {found}, this version reads format {known}: use the version of ringmain that wrote it")]
+    #[error(
+        "the store has format {found}, this version reads format {known}: use the version of ringmain that wrote it"
+    )]
     Version {
         /// The format found.
         found: u32,
@@ -178,7 +181,7 @@ pub trait Store: Send + Sync {
     /// Every queue, by number.
     fn queues(&self) -> Result<Vec<StoredQueue>, StoreError>;
 
-    /// The number that the next queue gets.
+    /// The number that the next queue gets, 1 in a new store.
     fn next_queue(&self) -> QueueNumber;
 
     /// The first session number that was never reserved, 1 in a new store.

@@ -1,0 +1,316 @@
+//! Deliveries: which message goes to whom, and when.
+
+use super::message::{Message, MessageIndex, NONE, Place, State};
+use super::port::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
+use super::{Attachment, Hub, Lease};
+use crate::store::{LoadedBlock, QueueNumber};
+
+/// Deliveries of one queue before another gets its turn.
+const TURN: u32 = 256;
+
+/// With less than this in memory, more is read.
+const READ_AHEAD_BYTES: usize = 128 * 1024;
+
+/// How a queue's turn ended.
+#[derive(PartialEq, Eq)]
+enum Turn {
+    /// There may be more to deliver at once.
+    Over,
+    /// Nothing more until something happens: a message, room, an ack, a read.
+    Waits,
+}
+
+impl Hub {
+    /// Delivers what can be delivered, at most one turn for each queue. Returns
+    /// whether there may be more.
+    pub fn dispatch(&mut self, port: &mut impl Port) -> bool {
+        for _ in 0..self.runnable.len() {
+            let Some(queue) = self.runnable.pop_front() else { break };
+            // A queue that was deleted meanwhile is gone from its place.
+            let Some(entry) = self.queues[queue as usize].as_mut() else { continue };
+            entry.runnable = false;
+            if self.run_queue(queue, port) == Turn::Over {
+                self.make_runnable(queue);
+            }
+        }
+        !self.runnable.is_empty()
+    }
+
+    fn run_queue(&mut self, queue: u32, port: &mut impl Port) -> Turn {
+        for _ in 0..TURN {
+            let Some(message) = self.next_message(queue, port) else {
+                return Turn::Waits;
+            };
+            let Some((slot, attachment)) = self.choose_consumer(queue) else {
+                return Turn::Waits;
+            };
+            let Some(entry) = self.take_lease_entry(port) else {
+                return Turn::Waits;
+            };
+            if !self.deliver(message, slot, attachment, entry, port) {
+                // The ring is full; another consumer may have room.
+                self.free_leases.push(entry);
+                self.session_mut(slot).blocked = true;
+                self.newly_blocked.push(slot);
+            }
+        }
+        Turn::Over
+    }
+
+    /// The message to be delivered next, still in its list. Asks for a read if
+    /// what comes next is in the store.
+    fn next_message(&mut self, index: u32, port: &mut impl Port) -> Option<MessageIndex> {
+        let queue = self.queues[index as usize].as_mut()?;
+        let away = |index: &MessageIndex| self.messages[*index].place == Place::Away;
+        let again = queue.again.first();
+        if again.is_some() && !again.as_ref().is_some_and(away) {
+            return again;
+        }
+        let from = match again {
+            Some(message) => Some(self.messages[message].order),
+            None if queue.gap.is_empty() || queue.cached_bytes >= READ_AHEAD_BYTES => None,
+            None => Some(queue.gap.start),
+        };
+        if let Some(from) = from
+            && !queue.loading
+        {
+            queue.loading = true;
+            port.read(queue.number, from);
+        }
+        // A returned message whose payload is on its way does not hold up the
+        // rest.
+        queue.ready.first()
+    }
+
+    /// The consumer with the fewest leases among those with room.
+    fn choose_consumer(&self, queue: u32) -> Option<(SessionSlot, u32)> {
+        let mut best = None;
+        let mut fewest = u32::MAX;
+        for &(slot, index) in &self.queue(queue).consumers {
+            let session = self.session(slot);
+            let Attachment { window, live, .. } = session.attachments[index as usize];
+            if live < window && live < fewest && !session.blocked {
+                fewest = live;
+                best = Some((slot, index));
+            }
+        }
+        best
+    }
+
+    fn take_lease_entry(&mut self, port: &mut impl Port) -> Option<LeaseEntry> {
+        if self.free_leases.is_empty() {
+            let Some(entries) = port.grow_leases() else {
+                // Entries come back with the next round.
+                self.leases_short = true;
+                self.close_wanted = true;
+                return None;
+            };
+            let first_new = self.leases.len() as LeaseEntry;
+            self.leases.resize(entries as usize, super::FREE_LEASE);
+            // Lowest last, so that it is used first.
+            self.free_leases.extend((first_new..entries).rev());
+        }
+        self.free_leases.pop()
+    }
+
+    /// Leases the message to a consumer. False if its ring has no room.
+    fn deliver(
+        &mut self,
+        index: MessageIndex,
+        slot: SessionSlot,
+        attachment: u32,
+        entry: LeaseEntry,
+        port: &mut impl Port,
+    ) -> bool {
+        let message = &self.messages[index];
+        let Some(queue) = self.queues[message.queue as usize].as_mut() else { return false };
+        let deadline_ns = self.now_ns + queue.row.settings.visibility_timeout_ms * 1_000_000;
+        let payload = match message.place {
+            Place::Ring { slot, offset } => Payload::Ring { slot, offset, len: message.len },
+            Place::Block { block, index } => match &self.blocks[block as usize] {
+                Some(cached) => Payload::Block(cached.block.payload(index)),
+                None => return false,
+            },
+            Place::Away => return false,
+        };
+        let session = self.sessions[slot as usize].as_mut();
+        let session = session.expect("consumers are sessions that are open");
+        let delivered = port.deliver(&Delivery {
+            to: slot,
+            holder: session.number,
+            attachment,
+            entry,
+            deadline_ns,
+            queue: queue.number,
+            queue_position: message.queue_position(),
+            session: message.session,
+            position: message.position,
+            sent_at_ms: message.sent_at_ms,
+            history: message.history,
+            payload,
+        });
+        let Some(delivery_position) = delivered else { return false };
+        self.counters.deliveries += 1;
+        self.counters.redeliveries += u64::from(message.history.was_leased());
+        queue.leased += 1;
+        session.attachments[attachment as usize].live += 1;
+        self.next_expiry_ns = self.next_expiry_ns.min(deadline_ns);
+        self.leases[entry as usize] = Lease {
+            message: index,
+            holder: slot,
+            attachment,
+            delivery_position,
+            deadline_ns,
+            next: message.leases,
+            state: LeaseState::Leased,
+            end_done: false,
+            replayed: false,
+        };
+        let list = match message.state {
+            State::Again => &mut queue.again,
+            _ => &mut queue.ready,
+        };
+        let popped = list.pop_front(&mut self.messages);
+        debug_assert_eq!(popped, Some(index));
+        self.messages[index].leases = entry;
+        self.messages[index].state = State::Leased;
+        self.release_block(index);
+        true
+    }
+
+    /// Blocks that [`Port::read`] asked for, from position `from` on.
+    pub fn loaded(&mut self, number: QueueNumber, from: u64, blocks: &[LoadedBlock]) {
+        let Some(&queue) = self.by_number.get(&number) else { return };
+        self.queue_mut(queue).loading = false;
+        if blocks.is_empty() {
+            self.nothing_stored_from(queue, from);
+        }
+        // Only a read that began at the gap's start says what comes next; one
+        // for a returned message may have begun further on.
+        let contiguous = from <= self.queue(queue).gap.start;
+        for loaded in blocks {
+            self.take_block(queue, loaded, contiguous);
+        }
+        let entry = self.queue_mut(queue);
+        if !entry.is_behind() {
+            // The gap is closed: what came later comes next.
+            let later = std::mem::take(&mut entry.later);
+            for message in later.iter(&self.messages).collect::<Vec<_>>() {
+                self.messages[message].state = State::Ready;
+            }
+            let entry = self.queues[queue as usize].as_mut();
+            let entry = entry.expect("looked up above");
+            entry.ready.append(&mut self.messages, later);
+        }
+        self.make_runnable(queue);
+    }
+
+    /// The store has no unsettled message from `from` on: so much of the gap is
+    /// empty, and returned messages there were settled before a crash.
+    fn nothing_stored_from(&mut self, queue: u32, from: u64) {
+        let entry = self.queue_mut(queue);
+        if !entry.gap.is_empty() && from <= entry.gap.start {
+            entry.gap.start = entry.gap.end;
+        }
+        let gone = entry.known.split_off(&from);
+        for (_, message) in gone {
+            self.drop_if_settled_before(message);
+        }
+    }
+
+    fn take_block(&mut self, queue: u32, loaded: &LoadedBlock, contiguous: bool) {
+        let block = self.use_block(&loaded.block);
+        for index in 0..loaded.block.len() {
+            let position = loaded.first + u64::from(index);
+            let settled = loaded.is_settled(index);
+            let entry = self.queue_mut(queue);
+            let in_gap = entry.gap.contains(&position);
+            if let Some(&message) = entry.known.get(&position) {
+                // What lies in the gap stays known until the gap has passed it.
+                if contiguous || !in_gap {
+                    entry.known.remove(&position);
+                }
+                self.fill_known(message, block, loaded, index);
+            } else if !settled && in_gap && contiguous {
+                let message = self.new_stored(queue, position);
+                self.set_from_block(message, block, loaded, index);
+                self.messages[message].history = History::from_bits(loaded.attempts(index));
+                self.enlist(message, State::Ready);
+            }
+        }
+        if contiguous {
+            let end = loaded.first + u64::from(loaded.block.len());
+            let gap = &mut self.queue_mut(queue).gap;
+            gap.start = gap.start.max(end.min(gap.end));
+        }
+        self.forget_unused_block(block);
+    }
+
+    /// The block has a message that is in memory already: if that waits for its
+    /// payload, here it is.
+    fn fill_known(&mut self, message: MessageIndex, block: u32, loaded: &LoadedBlock, index: u32) {
+        if message == NONE {
+            return;
+        }
+        if loaded.is_settled(index) {
+            self.drop_if_settled_before(message);
+            return;
+        }
+        let Message { state, place, .. } = self.messages[message];
+        if state == State::Again && place == Place::Away {
+            self.set_from_block(message, block, loaded, index);
+        }
+    }
+
+    /// A message that lies in the store: committed, with its position.
+    pub(super) fn new_stored(&mut self, queue: u32, position: u64) -> MessageIndex {
+        self.messages.insert(Message {
+            session: 0,
+            position: 0,
+            sent_at_ms: 0,
+            order: position,
+            len: 0,
+            place: Place::Away,
+            prev: NONE,
+            next: NONE,
+            leases: NONE,
+            queue,
+            history: History::default(),
+            state: State::Settled,
+            send_done: true,
+            has_position: true,
+            in_flight: false,
+        })
+    }
+
+    fn set_from_block(&mut self, message: MessageIndex, block: u32, loaded: &LoadedBlock, index: u32) {
+        let head = loaded.block.message(index);
+        let target = &mut self.messages[message];
+        target.session = head.session;
+        target.position = head.position;
+        target.sent_at_ms = head.sent_at_ms;
+        target.len = loaded.block.payload(index).len() as u32;
+        self.put_in_block(message, block, index);
+    }
+
+    /// A message that a predecessor's ledger had as returned, and the store as
+    /// settled: the later word counts.
+    fn drop_if_settled_before(&mut self, message: MessageIndex) {
+        if message == NONE || self.messages[message].state != State::Again {
+            return;
+        }
+        let queue = self.messages[message].queue;
+        let mut kept = super::List::default();
+        while let Some(other) = {
+            let entry = self.queues[queue as usize].as_mut();
+            entry.and_then(|entry| entry.again.pop_front(&mut self.messages))
+        } {
+            if other != message {
+                kept.push_back(&mut self.messages, other);
+            }
+        }
+        self.queue_mut(queue).again = kept;
+        self.messages[message].state = State::Settled;
+        self.remove_if_done(message);
+    }
+}

@@ -1,0 +1,355 @@
+//! What a submission does, record by record.
+
+use super::message::{MessageIndex, Message, NONE, Place, State};
+use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot};
+use super::{Attachment, Hub, Lease};
+use ringmain::ErrorCode;
+use ringmain::control::Purpose;
+use ringmain::record::{self, Answer};
+use std::cmp::Reverse;
+
+/// Why a session that sent this record must end: no correct client writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// The attachment does not exist, or is not for sending.
+    #[error("a send to attachment {0}, which is not there for sending")]
+    Attachment(u32),
+}
+
+impl Hub {
+    /// Taking in has come to `end`, the end of a record.
+    #[inline]
+    pub fn taken_in(&mut self, slot: SessionSlot, end: u64) {
+        let session = self.session_mut(slot);
+        session.taken_in = end;
+        let half_full = end - session.frozen > session.ring_bytes / 2;
+        self.close_wanted |= half_full;
+        self.mark_dirty(slot);
+    }
+
+    /// A send, with its payload in the session's submission ring at `offset`.
+    #[inline]
+    pub fn send(
+        &mut self,
+        slot: SessionSlot,
+        position: u64,
+        send: &record::Send,
+        port: &mut impl Port,
+    ) -> Result<(), Violation> {
+        let session = self.session(slot);
+        let number = session.number;
+        let queue = match session.attachments.get(send.attachment as usize) {
+            Some(&Attachment { queue, purpose: Purpose::Produce, .. }) => queue,
+            _ => return Err(Violation::Attachment(send.attachment)),
+        };
+        self.counters.sends += 1;
+        if queue == NONE {
+            self.refuse(slot, position, ErrorCode::NoSuchQueue, port);
+            return Ok(());
+        }
+        let place = Place::Ring { slot, offset: send.payload_offset };
+        if !self.orphans.is_empty()
+            && let Some(index) = self.orphans.remove(&(number, position))
+        {
+            let order = self.next_order();
+            self.adopt(slot, index, order, place, send);
+            return Ok(());
+        }
+        if send.payload_len > self.queue(queue).row.settings.max_message_bytes {
+            self.refuse(slot, position, ErrorCode::TooLarge, port);
+            return Ok(());
+        }
+        let order = self.next_order();
+        let index = self.messages.insert(Message {
+            session: number,
+            position,
+            sent_at_ms: send.sent_at_ms,
+            order,
+            len: send.payload_len,
+            place,
+            prev: NONE,
+            next: NONE,
+            leases: NONE,
+            queue,
+            history: History::default(),
+            state: State::Ready,
+            send_done: false,
+            has_position: false,
+            in_flight: false,
+        });
+        self.session_mut(slot).sends.push_back(index);
+        let target = self.queue_mut(queue);
+        target.messages += 1;
+        if target.is_behind() {
+            self.enlist(index, State::Later);
+        } else {
+            self.enlist(index, State::Ready);
+            self.make_runnable(queue);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn next_order(&mut self) -> u64 {
+        let order = self.next_order;
+        self.next_order += 1;
+        if self.ages.back().is_none_or(|&(_, when)| when != self.now_ns) {
+            self.ages.push_back((order, self.now_ns));
+        }
+        order
+    }
+
+    /// Puts a message in this state at the end of the list that belongs to it.
+    #[inline]
+    pub(super) fn enlist(&mut self, index: MessageIndex, state: State) {
+        self.messages[index].state = state;
+        let queue = self.queues[self.messages[index].queue as usize].as_mut();
+        let queue = queue.expect("messages name live queues only");
+        let list = match state {
+            State::Ready => &mut queue.ready,
+            State::Later => &mut queue.later,
+            State::Again => &mut queue.again,
+            State::Leased | State::Delayed | State::Settled => return,
+        };
+        list.push_back(&mut self.messages, index);
+    }
+
+    fn refuse(&mut self, slot: SessionSlot, position: u64, code: ErrorCode, port: &mut impl Port) {
+        self.counters.refused += 1;
+        let answer = Answer::Refused { position, code: code as u16 };
+        self.answer(slot, position, answer, port);
+    }
+
+    fn answer(&mut self, slot: SessionSlot, position: u64, answer: Answer, port: &mut impl Port) {
+        let end = port.answer(slot, answer);
+        self.session_mut(slot).answers.push_back((position, end));
+    }
+
+    /// An ack of one lease, by the record at `position`.
+    #[inline]
+    pub fn ack(&mut self, slot: SessionSlot, position: u64, lease: record::Lease, port: &mut impl Port) {
+        if !self.holds(slot, lease) {
+            return self.lease_lost(slot, position, lease, LeaseState::Acked, port);
+        }
+        self.counters.acks += 1;
+        let message = self.leases[lease.entry as usize].message;
+        self.end_lease(lease.entry, LeaseState::Acked, false, port);
+        self.session_mut(slot).ends.push_back((position, lease.entry));
+        self.settle(message);
+    }
+
+    /// A nack of one lease: its message may be leased again after the delay.
+    /// `counted`: the client had handed the message out.
+    pub fn nack(
+        &mut self,
+        slot: SessionSlot,
+        position: u64,
+        lease: record::Lease,
+        delay_ms: u64,
+        counted: bool,
+        port: &mut impl Port,
+    ) {
+        if !self.holds(slot, lease) {
+            return self.lease_lost(slot, position, lease, LeaseState::Nacked, port);
+        }
+        self.counters.returned += 1;
+        let message = self.leases[lease.entry as usize].message;
+        self.end_lease(lease.entry, LeaseState::Nacked, counted, port);
+        self.session_mut(slot).ends.push_back((position, lease.entry));
+        if delay_ms == 0 {
+            return self.put_back(message);
+        }
+        self.messages[message].state = State::Delayed;
+        let due = self.now_ns.saturating_add(delay_ms.saturating_mul(1_000_000));
+        self.delayed.push(Reverse((due, message)));
+    }
+
+    /// Makes a lease last for `duration_ms` from now on, at most a week.
+    pub fn extend(
+        &mut self,
+        slot: SessionSlot,
+        position: u64,
+        lease: record::Lease,
+        duration_ms: u64,
+        port: &mut impl Port,
+    ) {
+        const WEEK_MS: u64 = 7 * 24 * 3600 * 1000;
+        if !self.holds(slot, lease) {
+            return self.lease_lost(slot, position, lease, LeaseState::Leased, port);
+        }
+        let deadline = self.now_ns + duration_ms.min(WEEK_MS) * 1_000_000;
+        self.leases[lease.entry as usize].deadline_ns = deadline;
+        self.next_expiry_ns = self.next_expiry_ns.min(deadline);
+        port.lease_deadline(lease.entry, deadline);
+    }
+
+    /// Asks for everything before `end` to be stored soon.
+    pub fn flush(&mut self, slot: SessionSlot, end: u64) {
+        self.session_mut(slot).flush = end;
+        self.close_wanted = true;
+    }
+
+    /// Whether this session holds this lease now: the entry is checked against
+    /// the holder and the delivery, so that a lease can't be forged.
+    #[inline]
+    fn holds(&self, slot: SessionSlot, lease: record::Lease) -> bool {
+        self.leases.get(lease.entry as usize).is_some_and(|held| {
+            held.state == LeaseState::Leased
+                && held.holder == slot
+                && held.delivery_position == lease.delivery_position
+        })
+    }
+
+    /// An answer to a lease that this session does not hold. During a replay it
+    /// may be the very record that ended it before the predecessor's death.
+    #[cold]
+    fn lease_lost(
+        &mut self,
+        slot: SessionSlot,
+        position: u64,
+        lease: record::Lease,
+        by: LeaseState,
+        port: &mut impl Port,
+    ) {
+        if let Some(held) = self.leases.get_mut(lease.entry as usize)
+            && held.replayed
+            && held.state == by
+            && held.holder == slot
+            && held.delivery_position == lease.delivery_position
+        {
+            held.replayed = false;
+            return;
+        }
+        self.counters.leases_lost += 1;
+        let delivery_position = lease.delivery_position;
+        self.answer(slot, position, Answer::LeaseLost { delivery_position }, port);
+    }
+
+    /// Ends a live lease in every count but not what becomes of its message.
+    #[inline]
+    pub(super) fn end_lease(
+        &mut self,
+        entry: LeaseEntry,
+        state: LeaseState,
+        counted: bool,
+        port: &mut impl Port,
+    ) {
+        let Lease { message, holder, attachment, .. } = self.leases[entry as usize];
+        self.leases[entry as usize].state = state;
+        if state != LeaseState::Acked {
+            let history = self.messages[message].history.after_lease(counted);
+            self.messages[message].history = history;
+        }
+        port.lease_state(entry, state, self.messages[message].history);
+        let attachment = &mut self.session_mut(holder).attachments[attachment as usize];
+        attachment.live -= 1;
+        let queue = self.messages[message].queue;
+        self.queue_mut(queue).leased -= 1;
+        self.make_runnable(queue);
+    }
+
+    /// The message is finished with; a round will pass it.
+    #[inline]
+    pub(super) fn settle(&mut self, message: MessageIndex) {
+        self.release_block(message);
+        self.messages[message].state = State::Settled;
+        let queue = self.messages[message].queue;
+        self.queue_mut(queue).messages -= 1;
+    }
+
+    /// The message may be leased again now.
+    pub(super) fn put_back(&mut self, message: MessageIndex) {
+        let Message { queue, order, place, has_position, .. } = self.messages[message];
+        if has_position && place == Place::Away {
+            self.queue_mut(queue).known.insert(order, message);
+        }
+        self.enlist(message, State::Again);
+        self.make_runnable(queue);
+    }
+
+    /// All live leases of a session end.
+    pub(super) fn return_leases(&mut self, slot: SessionSlot, port: &mut impl Port) {
+        let mut held: Vec<(u64, LeaseEntry)> = (1..self.leases.len() as LeaseEntry)
+            .filter(|&entry| {
+                let lease = &self.leases[entry as usize];
+                lease.state == LeaseState::Leased && lease.holder == slot
+            })
+            .map(|entry| (self.leases[entry as usize].delivery_position, entry))
+            .collect();
+        // In the order of delivery, so that they go out again in order.
+        held.sort_unstable();
+        for (delivery_position, entry) in held {
+            let counted = port.taken(slot, delivery_position);
+            self.give_back(entry, LeaseState::Returned, counted, port);
+        }
+    }
+
+    /// A lease ends by no record.
+    pub(super) fn give_back(
+        &mut self,
+        entry: LeaseEntry,
+        state: LeaseState,
+        counted: bool,
+        port: &mut impl Port,
+    ) {
+        self.counters.returned += 1;
+        let message = self.leases[entry as usize].message;
+        self.end_lease(entry, state, counted, port);
+        self.ends.push(entry);
+        self.put_back(message);
+    }
+
+    /// Does what is due: leases past their deadline end, delayed messages come
+    /// back. Call with the time set.
+    pub fn run_timers(&mut self, port: &mut impl Port) {
+        while let Some(&Reverse((due, message))) = self.delayed.peek() {
+            if due > self.now_ns {
+                break;
+            }
+            self.delayed.pop();
+            self.put_back(message);
+        }
+        if self.now_ns >= self.next_expiry_ns {
+            self.expire_leases(port);
+        }
+    }
+
+    /// Looks at every lease. That is cheap because it is rare: the next look is
+    /// when the earliest deadline of those that are left has come, and not
+    /// within 10 ms.
+    fn expire_leases(&mut self, port: &mut impl Port) {
+        const LOOK_INTERVAL_NS: u64 = 10_000_000;
+        let mut earliest = u64::MAX;
+        let mut due = Vec::new();
+        for entry in 1..self.leases.len() as LeaseEntry {
+            let lease = &self.leases[entry as usize];
+            if lease.state != LeaseState::Leased {
+                continue;
+            }
+            if lease.deadline_ns <= self.now_ns {
+                due.push((lease.deadline_ns, lease.delivery_position, entry));
+            } else {
+                earliest = earliest.min(lease.deadline_ns);
+            }
+        }
+        due.sort_unstable();
+        for (_, delivery_position, entry) in due {
+            let counted = port.taken(self.leases[entry as usize].holder, delivery_position);
+            self.give_back(entry, LeaseState::Expired, counted, port);
+        }
+        self.next_expiry_ns = earliest.max(self.now_ns + LOOK_INTERVAL_NS);
+        if earliest == u64::MAX {
+            self.next_expiry_ns = u64::MAX;
+        }
+    }
+
+    /// When [`Hub::run_timers`] has something to do next, if ever.
+    pub fn next_timer_ns(&self) -> Option<u64> {
+        let delayed = self.delayed.peek().map(|Reverse((due, _))| *due);
+        let expiry = (self.next_expiry_ns != u64::MAX).then_some(self.next_expiry_ns);
+        match (delayed, expiry) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What the hub needs from outside, and what it causes there.
+
+use crate::store::QueueNumber;
+use ringmain::record::Answer;
+
+/// Where a session stands in the hub's table. Reused after the session's end.
+pub type SessionSlot = u32;
+/// Index of an entry in the lease table, from 1.
+pub type LeaseEntry = u32;
+
+/// How a lease stands. The numbers are those of the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LeaseState {
+    /// The entry is free.
+    Free = 0,
+    /// A consumer holds the message.
+    Leased = 1,
+    /// It was acked, or its message was purged.
+    Acked = 2,
+    /// It was nacked.
+    Nacked = 3,
+    /// It ran past its deadline.
+    Expired = 4,
+    /// Its holder's session ended.
+    Returned = 5,
+}
+
+impl LeaseState {
+    /// The state with this number.
+    pub fn from_number(number: u8) -> Option<LeaseState> {
+        [
+            LeaseState::Free,
+            LeaseState::Leased,
+            LeaseState::Acked,
+            LeaseState::Nacked,
+            LeaseState::Expired,
+            LeaseState::Returned,
+        ]
+        .get(usize::from(number))
+        .copied()
+    }
+}
+
+/// What a message has been through: how often it was attempted, and whether it
+/// was ever leased (a lease whose delivery was not taken is no attempt).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct History(u16);
+
+impl History {
+    const LEASED: u16 = 1 << 15;
+
+    /// From the number that ledger and store keep.
+    pub fn from_bits(bits: u16) -> History {
+        History(bits)
+    }
+
+    /// The number that ledger and store keep.
+    pub fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// How often it was attempted; counts no further than 32767.
+    #[inline]
+    pub fn attempts(self) -> u16 {
+        self.0 & !Self::LEASED
+    }
+
+    /// Whether it was leased before.
+    #[inline]
+    pub fn was_leased(self) -> bool {
+        self.0 & Self::LEASED != 0
+    }
+
+    /// After a lease has ended without an ack.
+    pub fn after_lease(self, counted: bool) -> History {
+        let attempts = self.attempts() + u16::from(counted);
+        History(attempts.min(Self::LEASED - 1) | Self::LEASED)
+    }
+}
+
+/// Where a payload's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// In the submission ring of the session that sent it.
+    Ring {
+        /// The session.
+        slot: SessionSlot,
+        /// Where in the ring's area.
+        offset: u32,
+        /// Length.
+        len: u32,
+    },
+    /// In a block, in memory.
+    Block(&'a [u8]),
+}
+
+/// A message to be put in a consumer's delivery ring, with its lease.
+#[derive(Debug)]
+pub struct Delivery<'a> {
+    /// The consumer's session.
+    pub to: SessionSlot,
+    /// Number of that session.
+    pub holder: u64,
+    /// Its attachment.
+    pub attachment: u32,
+    /// The lease's entry.
+    pub entry: LeaseEntry,
+    /// When the lease ends, in nanoseconds of the monotonic clock.
+    pub deadline_ns: u64,
+    /// The queue.
+    pub queue: QueueNumber,
+    /// Position in the queue plus one; 0 while it has none.
+    pub queue_position: u64,
+    /// Session that sent it.
+    pub session: u64,
+    /// Position of its record in that session's submission ring.
+    pub position: u64,
+    /// When it was sent, in milliseconds since the Unix epoch.
+    pub sent_at_ms: u64,
+    /// Attempts so far.
+    pub history: History,
+    /// Its bytes.
+    pub payload: Payload<'a>,
+}
+
+/// The way out of the hub. The service implements it over rings, ledger and
+/// store; tests implement it over vectors.
+pub trait Port {
+    /// Writes the delivery's record, unpublished, and its row in the lease
+    /// table, state last. Gives the record's position, or `None` if the ring
+    /// has no room.
+    fn deliver(&mut self, delivery: &Delivery<'_>) -> Option<u64>;
+
+    /// Whether the consumer had taken the delivery at this position.
+    fn taken(&self, slot: SessionSlot, delivery_position: u64) -> bool;
+
+    /// The lease has ended, or (with [`LeaseState::Free`]) its entry may be used
+    /// again.
+    fn lease_state(&mut self, entry: LeaseEntry, state: LeaseState, history: History);
+
+    /// The lease lasts until `deadline_ns` now.
+    fn lease_deadline(&mut self, entry: LeaseEntry, deadline_ns: u64);
+
+    /// The leased message gets this position plus one in its queue with the
+    /// round that is being closed.
+    fn lease_position(&mut self, entry: LeaseEntry, queue_position: u64);
+
+    /// Makes the lease table larger. Gives the number of entries that exist
+    /// now, or `None` at the limit.
+    fn grow_leases(&mut self) -> Option<u32>;
+
+    /// Writes the answer, unpublished, and gives the ring position after it.
+    fn answer(&mut self, slot: SessionSlot, answer: Answer) -> u64;
+
+    /// Says in the attachment's word that the queue is gone.
+    fn queue_deleted(&mut self, slot: SessionSlot, attachment: u32);
+
+    /// Asks the store for blocks of the queue from this position on; the answer
+    /// comes back by [`super::Hub::loaded`].
+    fn read(&mut self, queue: QueueNumber, from: u64);
+}

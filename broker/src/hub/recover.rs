@@ -1,0 +1,304 @@
+//! What a successor does: makes the hub again from the store, the ledger and the
+//! rings.
+//!
+//! The order is: queues from the store, sessions and leases from the ledger, the
+//! records that are not committed from the rings (by the ordinary calls of
+//! intake), then [`Hub::finish_restore`]. A message that was leased before its
+//! send was committed is known by its identity, *(session, position)*; its lease
+//! waits in `orphans` for the replay to find the send.
+//!
+//! Every step may be repeated by the next successor: nothing is written here but
+//! lease states that are true already.
+
+use super::message::{Message, MessageIndex, NONE, Place, State};
+use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot};
+use super::{FREE_LEASE, Hub, Lease};
+use crate::store::{QueueNumber, StoredQueue};
+use ringmain::control::Purpose;
+use ringmain::record;
+use std::collections::HashMap;
+
+/// A session as the ledger has it.
+#[derive(Debug)]
+pub struct RestoredSession {
+    /// Its number.
+    pub number: u64,
+    /// Size of its submission ring in bytes.
+    pub ring_bytes: u32,
+    /// End of its committed records.
+    pub committed: u64,
+    /// End of its published answers.
+    pub answer_tail: u64,
+    /// Its attachments, by index.
+    pub attachments: Vec<(QueueNumber, Purpose, u32)>,
+}
+
+/// An entry of the lease table as the ledger has it.
+#[derive(Debug, Clone, Copy)]
+pub struct LeaseRow {
+    /// Its index.
+    pub entry: LeaseEntry,
+    /// How it stands.
+    pub state: LeaseState,
+    /// What the message had been through.
+    pub history: History,
+    /// The message's queue.
+    pub queue: QueueNumber,
+    /// Its position there plus one, or 0: valid if its send is committed.
+    pub queue_position: u64,
+    /// Session that sent it.
+    pub session: u64,
+    /// Position of its record.
+    pub position: u64,
+    /// Number of the session that holds it.
+    pub holder: u64,
+    /// Position of the delivery's record.
+    pub delivery_position: u64,
+    /// When the lease ends.
+    pub deadline_ns: u64,
+}
+
+impl Hub {
+    /// A queue that lies in the store.
+    pub fn restore_queue(&mut self, stored: StoredQueue) {
+        let index = self.add_queue(stored.queue, stored.row, stored.next);
+        let queue = self.queue_mut(index);
+        queue.gap = stored.first..stored.next;
+        queue.messages = stored.unsettled;
+    }
+
+    /// A session that outlived the broker.
+    pub fn restore_session(&mut self, restored: &RestoredSession) -> SessionSlot {
+        let slot = self.open_session(restored.number, restored.ring_bytes);
+        let session = self.session_mut(slot);
+        session.taken_in = restored.committed;
+        session.frozen = restored.committed;
+        session.committed = restored.committed;
+        session.answer_tail = restored.answer_tail;
+        for &(number, purpose, window) in &restored.attachments {
+            let queue = self.by_number.get(&number).copied().unwrap_or(NONE);
+            self.add_attachment(slot, queue, purpose, window);
+        }
+        slot
+    }
+
+    /// Says of which of the session's attachments the queue is gone.
+    pub fn report_deleted_queues(&self, slot: SessionSlot, port: &mut impl Port) {
+        for (index, attachment) in self.session(slot).attachments.iter().enumerate() {
+            if attachment.queue == NONE {
+                port.queue_deleted(slot, index as u32);
+            }
+        }
+    }
+
+    /// The lease table, of `entries` entries, with those rows in use. Call when
+    /// all queues and sessions are restored.
+    pub fn restore_leases(&mut self, entries: u32, rows: &[LeaseRow], port: &mut impl Port) {
+        self.leases.resize(entries.max(1) as usize, FREE_LEASE);
+        let slots: HashMap<u64, SessionSlot> = self
+            .sessions
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, session)| Some((session.as_ref()?.number, slot as SessionSlot)))
+            .collect();
+        let mut messages = Vec::new();
+        for row in rows {
+            let message = self.message_of(row, &slots);
+            self.restore_lease(row, message, slots.get(&row.holder).copied(), port);
+            if message != NONE {
+                messages.push(message);
+            }
+        }
+        messages.sort_unstable();
+        messages.dedup();
+        for message in messages {
+            self.restore_state(message);
+        }
+        self.free_leases = (1..entries)
+            .rev()
+            .filter(|&entry| self.leases[entry as usize].state == LeaseState::Free)
+            .collect();
+    }
+
+    /// The message that a row is about: one in the store, one whose send the
+    /// replay will find, or none that is left.
+    fn message_of(&mut self, row: &LeaseRow, slots: &HashMap<u64, SessionSlot>) -> MessageIndex {
+        let Some(&queue) = self.by_number.get(&row.queue) else { return NONE };
+        let uncommitted = slots
+            .get(&row.session)
+            .is_some_and(|&slot| row.position >= self.session(slot).committed);
+        if uncommitted {
+            let identity = (row.session, row.position);
+            if let Some(&message) = self.orphans.get(&identity) {
+                return message;
+            }
+            let message = self.new_orphan(queue, row);
+            self.orphans.insert(identity, message);
+            return message;
+        }
+        // Committed without a position: it was settled by then.
+        let Some(position) = row.queue_position.checked_sub(1) else { return NONE };
+        match self.queue(queue).known.get(&position) {
+            Some(&message) => message,
+            None => {
+                let message = self.new_stored(queue, position);
+                self.messages[message].session = row.session;
+                self.messages[message].position = row.position;
+                self.queue_mut(queue).known.insert(position, message);
+                message
+            }
+        }
+    }
+
+    fn new_orphan(&mut self, queue: u32, row: &LeaseRow) -> MessageIndex {
+        self.messages.insert(Message {
+            session: row.session,
+            position: row.position,
+            sent_at_ms: 0,
+            order: 0,
+            len: 0,
+            place: Place::Away,
+            prev: NONE,
+            next: NONE,
+            leases: NONE,
+            queue,
+            history: History::default(),
+            state: State::Settled,
+            send_done: false,
+            has_position: false,
+            in_flight: false,
+        })
+    }
+
+    fn restore_lease(
+        &mut self,
+        row: &LeaseRow,
+        message: MessageIndex,
+        holder: Option<SessionSlot>,
+        port: &mut impl Port,
+    ) {
+        let attachment = holder.and_then(|slot| self.consumer_attachment(slot, row.queue));
+        let mut state = row.state;
+        let mut history = row.history;
+        if state == LeaseState::Leased && (message == NONE || attachment.is_none()) {
+            // Its message or its holder is gone, committed in full.
+            state = if message == NONE { LeaseState::Acked } else { LeaseState::Returned };
+            history = history.after_lease(false);
+            port.lease_state(row.entry, state, history);
+        }
+        let mut next = NONE;
+        if message != NONE {
+            let known = &mut self.messages[message];
+            next = std::mem::replace(&mut known.leases, row.entry);
+            let bits = known.history.bits().max(history.bits());
+            known.history = History::from_bits(bits);
+        }
+        self.leases[row.entry as usize] = Lease {
+            message,
+            holder: holder.unwrap_or(SessionSlot::MAX),
+            attachment: attachment.unwrap_or(0),
+            delivery_position: row.delivery_position,
+            deadline_ns: row.deadline_ns,
+            next,
+            state,
+            end_done: false,
+            replayed: state != LeaseState::Leased,
+        };
+        if state != LeaseState::Leased {
+            self.ends.push(row.entry);
+        }
+    }
+
+    fn consumer_attachment(&self, slot: SessionSlot, number: QueueNumber) -> Option<u32> {
+        let &queue = self.by_number.get(&number)?;
+        let attachments = &self.session(slot).attachments;
+        let consumes = |a: &super::Attachment| a.queue == queue && a.purpose == Purpose::Consume;
+        attachments.iter().position(consumes).map(|index| index as u32)
+    }
+
+    /// The state of a message follows from its leases: settled if one was acked,
+    /// leased if one lives, else to be leased again.
+    fn restore_state(&mut self, message: MessageIndex) {
+        let mut live = None;
+        let mut acked = false;
+        let mut entry = self.messages[message].leases;
+        while entry != NONE {
+            let lease = &self.leases[entry as usize];
+            acked |= lease.state == LeaseState::Acked;
+            if lease.state == LeaseState::Leased {
+                live = Some(*lease);
+            }
+            entry = lease.next;
+        }
+        let Message { queue, send_done, .. } = self.messages[message];
+        if acked {
+            if send_done {
+                self.queue_mut(queue).messages -= 1;
+            }
+        } else if let Some(lease) = live {
+            self.messages[message].state = State::Leased;
+            self.queue_mut(queue).leased += 1;
+            let holder = self.session_mut(lease.holder);
+            holder.attachments[lease.attachment as usize].live += 1;
+            self.next_expiry_ns = self.next_expiry_ns.min(lease.deadline_ns);
+        } else {
+            self.messages[message].state = State::Again;
+            if send_done {
+                self.put_back(message);
+            }
+        }
+    }
+
+    /// The replay has found the send of a message that was leased.
+    pub(super) fn adopt(
+        &mut self,
+        slot: SessionSlot,
+        index: MessageIndex,
+        order: u64,
+        place: Place,
+        send: &record::Send,
+    ) {
+        let message = &mut self.messages[index];
+        message.order = order;
+        message.place = place;
+        message.len = send.payload_len;
+        message.sent_at_ms = send.sent_at_ms;
+        let (queue, state) = (message.queue, message.state);
+        self.session_mut(slot).sends.push_back(index);
+        if state != State::Settled {
+            self.queue_mut(queue).messages += 1;
+        }
+        if state == State::Again {
+            self.put_back(index);
+        }
+    }
+
+    /// The replay is done. Everything taken in goes into the first round, with
+    /// the ends that a predecessor left. Returns how many leases were of sends
+    /// that no ring has: 0 unless shared memory was damaged.
+    pub fn finish_restore(&mut self, port: &mut impl Port) -> usize {
+        let lost: Vec<MessageIndex> = self.orphans.drain().map(|(_, message)| message).collect();
+        for &message in &lost {
+            self.drop_orphan(message, port);
+        }
+        for lease in &mut self.leases {
+            lease.replayed = false;
+        }
+        self.close_wanted = true;
+        lost.len()
+    }
+
+    fn drop_orphan(&mut self, message: MessageIndex, port: &mut impl Port) {
+        let mut entry = self.messages[message].leases;
+        while entry != NONE {
+            let Lease { next, state, .. } = self.leases[entry as usize];
+            if state == LeaseState::Leased {
+                self.end_lease(entry, LeaseState::Acked, false, port);
+                self.ends.push(entry);
+            }
+            entry = next;
+        }
+        self.messages[message].state = State::Settled;
+        self.messages[message].send_done = true;
+    }
+}

@@ -1,0 +1,530 @@
+//! Rounds: how memory and store stay one.
+//!
+//! Closing a round freezes a prefix of each session's records. What is in it:
+//!
+//! - sends that are settled: left out, they never touch the disk;
+//! - sends that are not: they get their positions in their queues, in the order
+//!   of intake, and go to the store;
+//! - ends of leases: of stored messages they become marks and attempts.
+//!
+//! A prefix ends before the first send that is neither settled nor due. Which
+//! are due is one cut in the order of intake for all sessions, so that the order
+//! of positions is the order of the queue's lists.
+//!
+//! A lease's entry can be used again when both its message's send and its end
+//! are committed. Until then it is the only thing that says, after a crash, what
+//! became of a message that lies in a ring.
+
+use super::message::{Message, MessageIndex, NONE, Place, State};
+use super::port::{LeaseEntry, LeaseState, Port, SessionSlot};
+use super::{AdminReply, Hub, Ticket};
+use crate::store::block::{Block, MessageHead};
+use crate::store::{QueueNumber, Write};
+
+/// How much a round takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Close {
+    /// Everything that was taken in.
+    All,
+    /// Unsettled sends only if they are older than so many nanoseconds, or
+    /// someone waits, or their ring runs full.
+    Due {
+        /// The linger.
+        linger_ns: u64,
+    },
+    /// No unsettled send: the disk is full, and settling must go on.
+    SettledOnly,
+}
+
+/// One session's part of a round.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionPart {
+    /// The session.
+    pub slot: SessionSlot,
+    /// The round has its records before this position.
+    pub end: u64,
+    /// And the answers before this position of the answer ring.
+    pub answer_tail: u64,
+}
+
+/// A message of a round, with its bytes still in its sender's ring.
+#[derive(Debug, Clone, Copy)]
+pub struct FrozenMessage {
+    /// What is stored beside the payload.
+    pub head: MessageHead,
+    /// The session whose submission ring has the payload.
+    pub slot: SessionSlot,
+    /// Where in the ring's area.
+    pub offset: u32,
+    /// Length of the payload.
+    pub len: u32,
+}
+
+/// Messages that a round appends to a queue.
+#[derive(Debug)]
+pub struct Append {
+    /// The queue.
+    pub queue: QueueNumber,
+    /// Position of the first message.
+    pub first: u64,
+    /// The messages.
+    pub messages: Vec<FrozenMessage>,
+}
+
+/// What a round writes to the store.
+#[derive(Debug)]
+pub struct FrozenRound {
+    /// Messages, one entry a queue; packed into blocks by who writes them.
+    pub appends: Vec<Append>,
+    /// The other changes.
+    pub writes: Vec<Write>,
+}
+
+/// What a finished round brought about.
+#[derive(Debug, Default)]
+pub struct Finished {
+    /// Sessions that are ended and committed: their segments can go.
+    pub gone: Vec<SessionSlot>,
+    /// Administrative changes that took effect.
+    pub admin: Vec<(Ticket, AdminReply)>,
+}
+
+/// The round that is being written, kept from one round to the next for its
+/// memory.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    parts: Vec<SessionPart>,
+    /// Messages that get stored, sorted by order of intake.
+    stored: Vec<(u64, MessageIndex)>,
+    /// The hub's queue and its messages, per append.
+    appends: Vec<(u32, Vec<MessageIndex>)>,
+    settled: Vec<(QueueNumber, u64)>,
+    attempts: Vec<(QueueNumber, u64, u16)>,
+    free: Vec<LeaseEntry>,
+}
+
+impl Hub {
+    /// Whether a round should be closed now, by anything but the linger.
+    pub fn close_wanted(&self) -> bool {
+        !self.round_in_flight && self.close_wanted
+    }
+
+    /// Whether there is anything that a round could take, some time.
+    pub fn has_uncommitted(&self) -> bool {
+        !self.dirty.is_empty() || !self.ends.is_empty() || self.admin.has_pending()
+    }
+
+    /// Whether a round was closed and not finished.
+    pub fn round_in_flight(&self) -> bool {
+        self.round_in_flight
+    }
+
+    /// Number of the round being written, or of the next one.
+    pub fn round_number(&self) -> u64 {
+        self.next_round
+    }
+
+    /// The parts of the round that is being written.
+    pub fn round_parts(&self) -> &[SessionPart] {
+        &self.in_flight.parts
+    }
+
+    /// Whether the unsettled sends that the next round could take would be
+    /// written to the store.
+    pub fn unsettled_bytes(&self) -> u64 {
+        self.dirty
+            .iter()
+            .filter_map(|&slot| self.sessions[slot as usize].as_ref())
+            .map(|session| session.taken_in - session.frozen)
+            .sum()
+    }
+
+    /// Closes a round. `None`: there was nothing to close. Otherwise the caller
+    /// notes [`Hub::round_parts`] in the ledger, commits what the round writes,
+    /// if anything, and calls [`Hub::finish`].
+    pub fn close(&mut self, close: Close, port: &mut impl Port) -> Option<FrozenRound> {
+        debug_assert!(!self.round_in_flight);
+        self.close_wanted = false;
+        let cut = self.cut(close);
+        let mut round = std::mem::take(&mut self.in_flight);
+        for slot in std::mem::take(&mut self.dirty) {
+            self.freeze_session(slot, cut, &mut round);
+        }
+        let appends = self.place_stored(&mut round, port);
+        for index in 0..round.parts.len() {
+            let SessionPart { slot, end, .. } = round.parts[index];
+            while let Some(&(position, entry)) = self.session(slot).ends.front() {
+                if position >= end {
+                    break;
+                }
+                self.session_mut(slot).ends.pop_front();
+                self.include_end(entry, &mut round);
+            }
+        }
+        for entry in std::mem::take(&mut self.ends) {
+            self.include_end(entry, &mut round);
+        }
+        let writes = self.writes(&mut round);
+        let empty = round.parts.is_empty()
+            && appends.is_empty()
+            && writes.is_empty()
+            && round.free.is_empty();
+        self.in_flight = round;
+        if empty {
+            return None;
+        }
+        self.round_in_flight = true;
+        Some(FrozenRound { appends, writes })
+    }
+
+    /// The first order of intake that the round does not take while unsettled.
+    fn cut(&mut self, close: Close) -> u64 {
+        let linger_ns = match close {
+            Close::All => return self.next_order,
+            Close::SettledOnly => return 0,
+            Close::Due { linger_ns } => linger_ns,
+        };
+        let someone_waits = |session: &super::Session| session.flush > session.frozen;
+        let sessions = || self.dirty.iter().filter_map(|&slot| self.sessions[slot as usize].as_ref());
+        if sessions().any(someone_waits) {
+            return self.next_order;
+        }
+        let mut cut = sessions().map(|session| self.pressed_cut(session)).max().unwrap_or(0);
+        let old = self.now_ns.saturating_sub(linger_ns);
+        while let Some(&(order, when)) = self.ages.front() {
+            if when > old {
+                // What follows is younger; what comes before is not.
+                cut = cut.max(order);
+                break;
+            }
+            self.ages.pop_front();
+        }
+        if self.ages.is_empty() {
+            cut = self.next_order;
+        }
+        cut
+    }
+
+    /// A ring that is more than half full, and that passing its settled sends
+    /// would hardly free, gets its first half stored.
+    fn pressed_cut(&self, session: &super::Session) -> u64 {
+        let half = session.ring_bytes / 2;
+        if session.taken_in - session.frozen < half {
+            return 0;
+        }
+        let unsettled = |index: &&MessageIndex| self.messages[**index].state != State::Settled;
+        let first = session.sends.iter().find(unsettled);
+        let Some(&first) = first else { return 0 };
+        if self.messages[first].position - session.frozen > half / 2 {
+            return 0;
+        }
+        let in_first_half =
+            |index: &&MessageIndex| self.messages[**index].position < session.frozen + half;
+        let last = session.sends.iter().take_while(in_first_half).filter(unsettled).last();
+        last.map_or(0, |&last| self.messages[last].order + 1)
+    }
+
+    /// Takes the session's prefix: passes settled sends, collects those that
+    /// are due, and stops at the first other one.
+    fn freeze_session(&mut self, slot: SessionSlot, cut: u64, round: &mut InFlight) {
+        let Some(session) = self.sessions[slot as usize].as_mut() else { return };
+        let mut end = session.taken_in;
+        while let Some(session) = self.sessions[slot as usize].as_mut()
+            && let Some(&index) = session.sends.front()
+        {
+            let message = &self.messages[index];
+            if message.state != State::Settled {
+                if message.order >= cut {
+                    end = message.position;
+                    break;
+                }
+                round.stored.push((message.order, index));
+            }
+            session.sends.pop_front();
+            self.include_send(index, round);
+        }
+        let session = self.session_mut(slot);
+        while let Some(&(position, tail)) = session.answers.front() {
+            if position >= end {
+                break;
+            }
+            session.answers.pop_front();
+            session.answer_tail = tail;
+        }
+        session.dirty = false;
+        if end > session.frozen || (session.ended && end == session.taken_in) {
+            session.frozen = end;
+            let answer_tail = session.answer_tail;
+            round.parts.push(SessionPart { slot, end, answer_tail });
+        }
+        if end < session.taken_in {
+            self.mark_dirty(slot);
+        }
+    }
+
+    /// The message's send is in the round: entries of leases that ended before
+    /// can go, and so can the message itself if it is settled.
+    fn include_send(&mut self, index: MessageIndex, round: &mut InFlight) {
+        self.messages[index].send_done = true;
+        let mut entry = self.messages[index].leases;
+        while entry != NONE {
+            let next = self.leases[entry as usize].next;
+            if self.leases[entry as usize].end_done {
+                self.unchain(index, entry);
+                round.free.push(entry);
+            }
+            entry = next;
+        }
+        self.remove_if_done(index);
+    }
+
+    /// The end of a lease is in the round.
+    fn include_end(&mut self, entry: LeaseEntry, round: &mut InFlight) {
+        let lease = &mut self.leases[entry as usize];
+        lease.end_done = true;
+        let index = lease.message;
+        if index == NONE {
+            round.free.push(entry);
+            return;
+        }
+        let acked = lease.state == LeaseState::Acked;
+        let message = &self.messages[index];
+        if !message.send_done {
+            return;
+        }
+        if message.has_position && !message.in_flight && message.queue != NONE {
+            let queue = self.queue(message.queue).number;
+            if acked {
+                round.settled.push((queue, message.order));
+            } else if message.state != State::Settled {
+                round.attempts.push((queue, message.order, message.history.bits()));
+            }
+        }
+        self.unchain(index, entry);
+        round.free.push(entry);
+        self.remove_if_done(index);
+    }
+
+    fn unchain(&mut self, index: MessageIndex, entry: LeaseEntry) {
+        let after = self.leases[entry as usize].next;
+        let mut at = self.messages[index].leases;
+        if at == entry {
+            self.messages[index].leases = after;
+            return;
+        }
+        while at != NONE {
+            let next = self.leases[at as usize].next;
+            if next == entry {
+                self.leases[at as usize].next = after;
+                return;
+            }
+            at = next;
+        }
+    }
+
+    /// Drops a settled message that nothing refers to any more.
+    #[inline]
+    pub(super) fn remove_if_done(&mut self, index: MessageIndex) {
+        let message = &self.messages[index];
+        if message.state != State::Settled || !message.send_done || message.leases != NONE {
+            return;
+        }
+        if message.has_position && message.queue != NONE {
+            let Message { queue, order, .. } = *message;
+            let queue = self.queue_mut(queue);
+            if queue.gap.contains(&order) {
+                // A read that began before the mark was committed may still
+                // bring it.
+                queue.known.insert(order, NONE);
+            } else {
+                queue.known.remove(&order);
+            }
+        }
+        self.messages.remove(index);
+    }
+
+    /// Gives the round's messages their positions, and says where the queue's
+    /// memory ends.
+    fn place_stored(&mut self, round: &mut InFlight, port: &mut impl Port) -> Vec<Append> {
+        let mut appends: Vec<Append> = Vec::new();
+        // Sorted runs, one a session: nearly free for this sort.
+        round.stored.sort_unstable();
+        let cache_share = self.cache_share();
+        for (_, index) in round.stored.drain(..) {
+            let queue = self.messages[index].queue;
+            let at = match round.appends.iter().position(|&(other, _)| other == queue) {
+                Some(at) => at,
+                None => {
+                    round.appends.push((queue, Vec::new()));
+                    let entry = self.queue(queue);
+                    appends.push(Append {
+                        queue: entry.number,
+                        first: entry.next,
+                        messages: Vec::new(),
+                    });
+                    round.appends.len() - 1
+                }
+            };
+            round.appends[at].1.push(index);
+            if let Some(frozen) = self.freeze_message(index, cache_share, port) {
+                appends[at].messages.push(frozen);
+            }
+        }
+        appends
+    }
+
+    /// What one queue may keep in memory.
+    fn cache_share(&self) -> usize {
+        const LEAST: usize = 256 * 1024;
+        let users = self.queues.iter().flatten().filter(|queue| queue.cached_bytes > 0).count();
+        (self.limits.cache_bytes / users.max(1)).max(LEAST.min(self.limits.cache_bytes))
+    }
+
+    fn freeze_message(
+        &mut self,
+        index: MessageIndex,
+        cache_share: usize,
+        port: &mut impl Port,
+    ) -> Option<FrozenMessage> {
+        let message = &mut self.messages[index];
+        let queue = self.queues[message.queue as usize].as_mut()?;
+        message.order = queue.next;
+        message.has_position = true;
+        message.in_flight = true;
+        queue.next += 1;
+        self.counters.stored += 1;
+        let Place::Ring { slot, offset } = message.place else {
+            debug_assert!(false, "what was not stored lies in a ring");
+            return None;
+        };
+        let frozen = FrozenMessage {
+            head: MessageHead {
+                session: message.session,
+                position: message.position,
+                sent_at_ms: message.sent_at_ms,
+                attempts: message.history.bits(),
+            },
+            slot,
+            offset,
+            len: message.len,
+        };
+        let mut entry = message.leases;
+        while entry != NONE {
+            port.lease_position(entry, message.queue_position());
+            entry = self.leases[entry as usize].next;
+        }
+        if message.state == State::Ready {
+            queue.freezing_bytes += message.len as usize;
+            if queue.cached_bytes + queue.freezing_bytes > cache_share {
+                self.spill_from(index);
+            }
+        }
+        Some(frozen)
+    }
+
+    /// From this message of the round on, the queue goes on in the store alone.
+    fn spill_from(&mut self, index: MessageIndex) {
+        let Some(queue) = self.queues[self.messages[index].queue as usize].as_mut() else { return };
+        let rest = queue.ready.split_off(&mut self.messages, index);
+        for message in rest.iter(&self.messages).collect::<Vec<_>>() {
+            self.messages[message].state = State::Later;
+        }
+        debug_assert!(queue.later.is_empty(), "a queue with a gap has nothing new in `ready`");
+        queue.later = rest;
+        queue.spilling = true;
+    }
+
+    fn writes(&mut self, round: &mut InFlight) -> Vec<Write> {
+        let mut writes = Vec::new();
+        round.settled.sort_unstable();
+        for run in round.settled.chunk_by(|a, b| a.0 == b.0) {
+            let positions = run.iter().map(|&(_, position)| position).collect();
+            writes.push(Write::Settle { queue: run[0].0, positions });
+        }
+        for &(queue, position, attempts) in &round.attempts {
+            writes.push(Write::Attempts { queue, position, attempts });
+        }
+        round.settled.clear();
+        round.attempts.clear();
+        writes.extend(self.admin.freeze());
+        writes
+    }
+
+    /// The round is committed, and its confirmations are published: what it
+    /// stored lies in `blocks` now, per append in the round's order *(index of
+    /// the append, block)*.
+    pub fn finish(&mut self, blocks: &[(usize, Block)], port: &mut impl Port) -> Finished {
+        debug_assert!(self.round_in_flight);
+        let mut round = std::mem::take(&mut self.in_flight);
+        for &SessionPart { slot, end, .. } in &round.parts {
+            self.session_mut(slot).committed = end;
+        }
+        let mut taken = vec![0; round.appends.len()];
+        for (append, block) in blocks {
+            let members = &round.appends[*append].1[taken[*append]..];
+            taken[*append] += block.len() as usize;
+            self.settle_in_block(block, &members[..block.len() as usize]);
+        }
+        for (queue, _) in round.appends.drain(..) {
+            if let Some(queue) = self.queues[queue as usize].as_mut() {
+                queue.spilling = false;
+                queue.freezing_bytes = 0;
+            }
+        }
+        for entry in round.free.drain(..) {
+            self.leases[entry as usize] = super::FREE_LEASE;
+            port.lease_state(entry, LeaseState::Free, super::History::default());
+            self.free_leases.push(entry);
+        }
+        let mut finished = Finished::default();
+        for SessionPart { slot, .. } in round.parts.drain(..) {
+            let session = self.session(slot);
+            if session.ended && session.committed == session.taken_in && session.ends.is_empty() {
+                self.sessions[slot as usize] = None;
+                finished.gone.push(slot);
+            }
+        }
+        self.in_flight = round;
+        self.round_in_flight = false;
+        self.next_round += 1;
+        finished.admin = self.finish_admin(port);
+        if std::mem::take(&mut self.leases_short) {
+            for queue in 0..self.queues.len() as u32 {
+                if self.queues[queue as usize].is_some() {
+                    self.make_runnable(queue);
+                }
+            }
+        }
+        finished
+    }
+
+    /// These messages of the round lie in `block` now, in this order.
+    fn settle_in_block(&mut self, block: &Block, members: &[MessageIndex]) {
+        let cached = self.use_block(block);
+        for (at, &index) in members.iter().enumerate() {
+            let message = &mut self.messages[index];
+            message.in_flight = false;
+            message.place = Place::Away;
+            match message.state {
+                State::Ready | State::Again => self.put_in_block(index, cached, at as u32),
+                State::Later => self.evict(index),
+                State::Leased | State::Delayed => {}
+                State::Settled => self.remove_if_done(index),
+            }
+        }
+        self.forget_unused_block(cached);
+    }
+
+    /// The message, the oldest of `later`, is in the store alone from now on.
+    fn evict(&mut self, index: MessageIndex) {
+        let Message { queue, order, .. } = self.messages[index];
+        let Some(queue) = self.queues[queue as usize].as_mut() else { return };
+        let oldest = queue.later.pop_front(&mut self.messages);
+        debug_assert_eq!(oldest, Some(index));
+        if queue.gap.is_empty() {
+            queue.gap.start = order;
+        }
+        queue.gap.end = order + 1;
+        self.messages.remove(index);
+    }
+}

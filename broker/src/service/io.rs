@@ -1,0 +1,232 @@
+//! The sessions' rings and the ledger, as the hub's [`Port`].
+
+use super::session::SessionIo;
+use crate::hub::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
+use crate::ledger::{LeaseTable, Ledger, SessionState};
+use crate::store::QueueNumber;
+use ringmain::record::{self, Answer, DELIVERY_HEAD_BYTES};
+use ringmain_ring::layout::attachment;
+use ringmain_ring::wait::{broker, client};
+use ringmain_ring::Ordering;
+
+/// Everything that the service thread shares with others: rings and ledger.
+#[derive(Debug)]
+pub(super) struct Io {
+    pub ledger: Ledger,
+    pub leases: LeaseTable,
+    /// By the hub's slots.
+    pub sessions: Vec<Option<SessionIo>>,
+    /// Sessions with unpublished deliveries, or to be looked at for a wake.
+    touched: Vec<SessionSlot>,
+    /// Reads that the hub has asked for.
+    pub reads: Vec<(QueueNumber, u64)>,
+    /// Sessions whose client broke the protocol, to be ended.
+    pub broken: Vec<SessionSlot>,
+}
+
+impl Io {
+    pub fn new(ledger: Ledger, leases: LeaseTable) -> Io {
+        Io {
+            ledger,
+            leases,
+            sessions: Vec::new(),
+            touched: Vec::new(),
+            reads: Vec::new(),
+            broken: Vec::new(),
+        }
+    }
+
+    #[inline]
+    pub fn session(&self, slot: SessionSlot) -> Option<&SessionIo> {
+        self.sessions.get(slot as usize)?.as_ref()
+    }
+
+    #[inline]
+    pub fn session_mut(&mut self, slot: SessionSlot) -> Option<&mut SessionIo> {
+        self.sessions.get_mut(slot as usize)?.as_mut()
+    }
+
+    pub fn insert(&mut self, slot: SessionSlot, session: SessionIo) {
+        let needed = slot as usize + 1;
+        if self.sessions.len() < needed {
+            self.sessions.resize_with(needed, || None);
+        }
+        self.sessions[slot as usize] = Some(session);
+    }
+
+    /// Has [`Io::publish`] look whether the client waits for any of `bits`.
+    #[inline]
+    pub fn touch(&mut self, slot: SessionSlot, bits: u32) {
+        if let Some(session) = self.session_mut(slot) {
+            let first = session.wake == 0;
+            session.wake |= bits;
+            if first {
+                self.touched.push(slot);
+            }
+        }
+    }
+
+    /// Publishes the deliveries written since the last call, and wakes clients
+    /// that wait for what happened.
+    ///
+    /// The ledger's cursor comes before the ring's `tail`: a client must never
+    /// take a delivery that a successor would not know to be leased.
+    pub fn publish(&mut self) {
+        for &slot in &self.touched {
+            let Some(session) = self.sessions[slot as usize].as_mut() else { continue };
+            if session.delivery.has_unpublished() {
+                session.ledger.set_delivery_cursor(session.delivery.next_position());
+                session.delivery.publish(session.map.delivery());
+            }
+        }
+        let mut fenced = false;
+        for slot in self.touched.drain(..) {
+            let Some(session) = self.sessions[slot as usize].as_mut() else { continue };
+            let bits = std::mem::take(&mut session.wake);
+            let word = session.map.client_wait();
+            // One fence orders all publishes above before all looks.
+            let seen = if fenced { word.peek() } else { word.seen_after_publish() };
+            fenced = true;
+            if seen & bits != 0 {
+                word.wake_announced(bits);
+            }
+        }
+    }
+
+    /// The client did what no correct client does: nothing more is read from it,
+    /// and its session is ended by the end of the pass.
+    #[cold]
+    pub fn break_session(&mut self, slot: SessionSlot, reason: String) {
+        if let Some(session) = self.session_mut(slot)
+            && session.broken.is_none()
+        {
+            session.broken = Some(reason);
+            self.broken.push(slot);
+        }
+    }
+
+    /// Whether there are records that can be taken in. Damage counts as such:
+    /// the next pass deals with it.
+    pub fn has_submissions(&mut self, slot: SessionSlot) -> bool {
+        let Some(session) = self.session_mut(slot) else { return false };
+        let map = session.map.clone();
+        session.state == SessionState::Open
+            && session.submission.refresh(map.submission()).unwrap_or(true)
+            && session.has_answer_room().unwrap_or(true)
+    }
+
+    /// Whether the session's delivery ring, which was full, is worth another
+    /// try: a quarter is free. `None`: its client has damaged the ring.
+    pub fn has_room(&mut self, slot: SessionSlot) -> Option<bool> {
+        let session = self.session_mut(slot)?;
+        let size = session.map.delivery().area.size() as u64;
+        let used = session.delivery.refresh(session.map.delivery()).ok()?;
+        Some(used <= size / 4 * 3)
+    }
+
+    /// Says that the broker sleeps: the client rings after its next publish, or
+    /// when it takes deliveries, if `blocked`. Whether there is something to do
+    /// already is the caller's next look.
+    pub fn arm(&mut self, slot: SessionSlot, blocked: bool) {
+        if let Some(session) = self.session_mut(slot) {
+            let room = if blocked { broker::ROOM } else { 0 };
+            session.map.broker_wait().announce(broker::SUBMISSIONS | room);
+        }
+    }
+}
+
+impl Port for Io {
+    #[inline]
+    fn deliver(&mut self, delivery: &Delivery<'_>) -> Option<u64> {
+        let len = match delivery.payload {
+            Payload::Ring { len, .. } => len as usize,
+            Payload::Block(bytes) => bytes.len(),
+        };
+        let session = self.sessions[delivery.to as usize].as_mut()?;
+        let head = record::Delivery {
+            entry: delivery.entry,
+            attachment: delivery.attachment,
+            session: delivery.session,
+            position: delivery.position,
+            sent_at_ms: delivery.sent_at_ms,
+            deadline_ns: delivery.deadline_ns,
+            attempts: u32::from(delivery.history.attempts()),
+            redelivered: delivery.history.was_leased(),
+        };
+        let map = session.map.clone();
+        let begun = head.begin(&mut session.delivery, map.delivery(), len);
+        let slot = match begun {
+            Ok(Ok(slot)) => slot,
+            Ok(Err(_full)) => return None,
+            Err(damaged) => {
+                self.break_session(delivery.to, damaged.to_string());
+                return None;
+            }
+        };
+        match delivery.payload {
+            Payload::Block(bytes) => slot.put_bytes(DELIVERY_HEAD_BYTES, bytes),
+            Payload::Ring { slot: from, offset, .. } => {
+                let source = self.sessions[from as usize].as_ref()?;
+                let (area, at) = slot.target();
+                let from = source.map.submission().area;
+                from.copy_across(offset as usize, area, at + DELIVERY_HEAD_BYTES, len);
+            }
+        }
+        self.leases.lease(delivery, slot.position);
+        let position = slot.position;
+        self.touch(delivery.to, client::MESSAGES);
+        Some(position)
+    }
+
+    fn taken(&self, slot: SessionSlot, delivery_position: u64) -> bool {
+        let head = |session: &SessionIo| {
+            let head = &session.map.header().delivery_head.word;
+            // Acquire: pairs with the client's Release when it frees a record.
+            head.load(Ordering::Acquire)
+        };
+        self.session(slot).is_some_and(|session| head(session) > delivery_position)
+    }
+
+    #[inline]
+    fn lease_state(&mut self, entry: LeaseEntry, state: LeaseState, history: History) {
+        self.leases.set_state(entry, state, history);
+    }
+
+    fn lease_deadline(&mut self, entry: LeaseEntry, deadline_ns: u64) {
+        self.leases.set_deadline(entry, deadline_ns);
+    }
+
+    fn lease_position(&mut self, entry: LeaseEntry, queue_position: u64) {
+        self.leases.set_queue_position(entry, queue_position);
+    }
+
+    fn grow_leases(&mut self) -> Option<u32> {
+        self.leases.grow()
+    }
+
+    fn answer(&mut self, slot: SessionSlot, answer: Answer) -> u64 {
+        let Some(session) = self.session_mut(slot) else { return 0 };
+        let map = session.map.clone();
+        // Room was reserved before the record was read, unless the session is
+        // ending: then nobody reads the answer.
+        let written = answer.write(&mut session.answers, map.answers());
+        let end = session.answers.next_position();
+        if let Err(damaged) = written {
+            self.break_session(slot, damaged.to_string());
+        }
+        end
+    }
+
+    fn queue_deleted(&mut self, slot: SessionSlot, index: u32) {
+        let Some(session) = self.session_mut(slot) else { return };
+        if let Some(word) = session.map.attachment(index) {
+            // Relaxed: a hint. A send that misses it is refused in an answer.
+            word.store(attachment::DELETED, Ordering::Relaxed);
+        }
+        self.touch(slot, client::LIMIT | client::MESSAGES);
+    }
+
+    fn read(&mut self, queue: QueueNumber, from: u64) {
+        self.reads.push((queue, from));
+    }
+}

@@ -1,0 +1,629 @@
+//! Real processes on one segment, and what is left when one of them is killed.
+//!
+//! The other process is this test binary again: it runs the test
+//! `other_process`, which does what its environment says. Each test waits for
+//! what it wants to see and never for time to pass; a lost wake-up, which would
+//! cost a second and pass unnoticed, is counted and fails.
+//!
+//! What SIGKILL can't show: the loss of power, and orders of memory that this
+//! processor does not have (`loom_*.rs`).
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used)]
+
+use ringmain_ring::layout::Geometry;
+use ringmain_ring::record_ring::{Reader, Record, Ring, Writer};
+use ringmain_ring::segment::create;
+use ringmain_ring::session::SessionMap;
+use ringmain_ring::wait::{SLEEP_MAX, WaitWord, broker, client};
+use ringmain_ring::{AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::fs::OpenOptions;
+use std::hint::spin_loop;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::yield_now;
+use std::time::Instant;
+use tempfile::TempDir;
+
+const ROLE: &str = "RINGMAIN_TEST_ROLE";
+const SEGMENT: &str = "RINGMAIN_TEST_SEGMENT";
+const NUMBER: &str = "RINGMAIN_TEST_NUMBER";
+
+/// A fresh session in a folder of its own.
+struct Session {
+    _folder: TempDir,
+    path: PathBuf,
+    map: SessionMap,
+}
+
+impl Session {
+    fn new(ring_bytes: u32) -> Session {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = folder.path().join("session");
+        let geometry = Geometry {
+            submission_bytes: ring_bytes,
+            delivery_bytes: ring_bytes,
+            answer_bytes: ring_bytes,
+        };
+        let file = create(&path, geometry.segment_bytes() as u64).unwrap();
+        let map = SessionMap::initialise(&file, &path, geometry, 1, 1).unwrap();
+        Session {
+            _folder: folder,
+            path,
+            map,
+        }
+    }
+
+    fn start(&self, role: &str, number: u64) -> Process {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["other_process", "--exact", "--ignored", "--nocapture"])
+            .env(ROLE, role)
+            .env(SEGMENT, &self.path)
+            .env(NUMBER, number.to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Process { child }
+    }
+}
+
+/// A process that is gone when the test is.
+struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Kills it, at whatever instruction it is, and returns when it is dead.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        let status = self.child.wait().unwrap();
+        assert_eq!(
+            status.signal(),
+            Some(libc::SIGKILL),
+            "ended before: {status}"
+        );
+    }
+
+    /// Whether it still runs. Panics if it failed.
+    fn runs(&mut self) -> bool {
+        match self.child.try_wait().unwrap() {
+            None => true,
+            Some(status) => {
+                assert!(status.success(), "the other process failed: {status}");
+                false
+            }
+        }
+    }
+
+    /// Until it ends by itself, and well.
+    fn join(mut self) {
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "the other process failed: {status}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// xorshift: the seed of a failing run is in its output.
+struct Random(u64);
+
+impl Random {
+    fn seeded() -> Random {
+        let time = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+        let seed = time ^ u64::from(std::process::id()) << 40 | 1;
+        eprintln_unless_other_process(seed);
+        Random(seed)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+/// Which the harness shows if the test fails.
+#[allow(clippy::print_stderr)]
+fn eprintln_unless_other_process(seed: u64) {
+    if std::env::var_os(ROLE).is_none() {
+        eprintln!("seed {seed:#x}");
+    }
+}
+
+/// Record `number` says its number, its position, and bytes that follow from
+/// both; the last eight are a checksum.
+fn content(number: u64, position: u64) -> Vec<u8> {
+    let len = 24 + (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as usize % 300;
+    let mut bytes = Vec::with_capacity(len);
+    bytes.extend(number.to_ne_bytes());
+    bytes.extend(position.to_ne_bytes());
+    let mut word = number ^ position.rotate_left(32);
+    while bytes.len() < len - 8 {
+        word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        bytes.push((word >> 56) as u8);
+    }
+    bytes.extend(checksum(&bytes).to_ne_bytes());
+    bytes
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The record's number, after all of it was checked.
+fn checked_number(ring: Ring<'_>, record: &Record) -> u64 {
+    let mut bytes = vec![0; record.len as usize];
+    ring.area.copy_out(record.offset as usize, &mut bytes);
+    let number = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+    assert_eq!(
+        bytes,
+        content(number, record.position),
+        "record {number} is torn"
+    );
+    number
+}
+
+/// Writes record `number` if there is room, without publishing it.
+fn write(writer: &mut Writer, ring: Ring<'_>, number: u64) -> Option<u64> {
+    // The position comes after the room, and doesn't change the length.
+    let len = content(number, 0).len();
+    let slot = writer.begin(ring, 1, 0, len).unwrap().ok()?;
+    slot.put_bytes(0, &content(number, slot.position));
+    Some(slot.position)
+}
+
+/// The other process of all tests here.
+#[test]
+#[ignore = "started by the other tests, as the process that they look at or kill"]
+fn other_process() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let path = PathBuf::from(std::env::var_os(SEGMENT).unwrap());
+    let number = std::env::var(NUMBER).unwrap().parse().unwrap();
+    let map = open(&path);
+    match role.as_str() {
+        "write for ever" => write_for_ever(map.submission(), number),
+        "read for ever" => read_for_ever(map.delivery(), number),
+        "read asleep" => read_asleep(&map, number),
+        "wake up" => wake_up(&map, number),
+        "scribble" => scribble(&map, number),
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+fn open(path: &Path) -> SessionMap {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    SessionMap::open(&file, path).unwrap()
+}
+
+/// Writes from record `number` on, where a predecessor stopped.
+fn write_for_ever(ring: Ring<'_>, number: u64) {
+    let mut random = Random::seeded();
+    let mut writer = Writer::resume(ring, ring.tail.load(Ordering::Acquire)).unwrap();
+    for number in number.. {
+        while write(&mut writer, ring, number).is_none() {
+            writer.publish(ring);
+            yield_now();
+        }
+        if random.below(4) == 0 {
+            writer.publish(ring);
+        }
+    }
+}
+
+// I1, I6, I10: whoever reads after a writer's death finds an intact prefix of
+// what it wrote, and a successor goes on at `tail` as if nothing had been.
+#[test]
+fn a_killed_writer_leaves_an_intact_prefix_and_its_successor_goes_on() {
+    const LIVES: u64 = 150;
+    let mut random = Random::seeded();
+    let session = Session::new(16 * 1024);
+    let ring = session.map.submission();
+    let mut reader = Reader::new(0, 0);
+    let mut expected = 0;
+    let mut unpublished_seen = 0;
+    for life in 0..LIVES {
+        let mut writer = session.start("write for ever", expected);
+        let end = expected + random.below(500);
+        let mut read_some = |most: u64| {
+            let mut count = 0;
+            while let Some(record) = reader.next(ring).unwrap() {
+                assert_eq!(checked_number(ring, &record), expected);
+                expected += 1;
+                reader.free(ring, record.end());
+                count += 1;
+                if count == most {
+                    break;
+                }
+            }
+            expected
+        };
+        while read_some(1) <= end {
+            assert!(writer.runs());
+        }
+        if life % 3 == 0 {
+            // Let it meet a full ring, or be about to.
+            let at = ring.head.load(Ordering::Relaxed);
+            while ring.tail.load(Ordering::Relaxed) - at < 12 * 1024 {
+                spin_loop();
+            }
+        }
+        for _ in 0..random.below(3000) {
+            spin_loop();
+        }
+        writer.kill();
+        read_some(u64::MAX);
+        let tail = ring.tail.load(Ordering::Acquire);
+        assert_eq!(reader.next_position(), tail, "read up to the end");
+        // A header after the tail that looks like the next record's: it was
+        // being written.
+        let offset = tail as usize % ring.area.size();
+        if ring.area.load(offset) as u32 as usize == content(expected, 0).len() {
+            unpublished_seen += 1;
+        }
+    }
+    assert!(
+        unpublished_seen > 0,
+        "no life ended between write and publish"
+    );
+}
+
+/// Reads for ever, expecting record `number` at `head`.
+fn read_for_ever(ring: Ring<'_>, number: u64) {
+    let mut random = Random::seeded();
+    let head = ring.head.load(Ordering::Acquire);
+    let mut reader = Reader::new(head, head);
+    let mut expected = number;
+    loop {
+        let Some(record) = reader.next(ring).unwrap() else {
+            yield_now();
+            continue;
+        };
+        assert_eq!(checked_number(ring, &record), expected);
+        expected += 1;
+        if random.below(4) == 0 {
+            reader.free(ring, record.end());
+        }
+    }
+}
+
+// I6, I10: what a killed reader had not freed is there for its successor, whole
+// and in order, and the writer needs to do nothing about it.
+#[test]
+fn a_killed_reader_leaves_what_it_had_not_freed() {
+    const LIVES: u64 = 150;
+    let mut random = Random::seeded();
+    let session = Session::new(16 * 1024);
+    let ring = session.map.delivery();
+    let mut writer = Writer::new(0, 0);
+    let mut number = 0;
+    // Where each record that is not freed begins, padding included.
+    let mut begins: VecDeque<(u64, u64)> = VecDeque::new();
+    let mut reread = 0;
+    for _ in 0..LIVES {
+        let head = ring.head.load(Ordering::Acquire);
+        while begins.front().is_some_and(|begin| begin.0 < head) {
+            begins.pop_front();
+        }
+        let first = begins.front().map_or(number, |begin| begin.1);
+        assert_eq!(
+            begins.front().map_or(head, |begin| begin.0),
+            head,
+            "at a record"
+        );
+        let mut reader = session.start("read for ever", first);
+        let end = head + random.below(64 * 1024);
+        // It may be dead already: then its panic is in the output.
+        while ring.head.load(Ordering::Relaxed) <= end {
+            let begin = writer.next_position();
+            match write(&mut writer, ring, number) {
+                Some(_) => {
+                    begins.push_back((begin, number));
+                    number += 1;
+                    if random.below(4) == 0 {
+                        writer.publish(ring);
+                    }
+                }
+                None => {
+                    writer.publish(ring);
+                    assert!(reader.runs());
+                }
+            }
+            // Or one test would keep every record's place for ever.
+            while begins.len() > 16 * 1024 / 32 {
+                begins.pop_front();
+            }
+        }
+        reader.kill();
+        reread += u64::from(writer.refresh(ring).unwrap() > 0);
+    }
+    assert!(reread > 0, "every life ended with an empty ring");
+}
+
+/// Sleeps while `look` is false. Counts the wake-ups that were lost: sleeps that
+/// ran out although there was something, of which nobody had told.
+struct Sleeper<'a> {
+    word: WaitWord<'a>,
+    bits: u32,
+    sleeps: u64,
+    lost: u64,
+}
+
+impl<'a> Sleeper<'a> {
+    fn new(word: WaitWord<'a>, bits: u32) -> Sleeper<'a> {
+        Sleeper {
+            word,
+            bits,
+            sleeps: 0,
+            lost: 0,
+        }
+    }
+
+    fn sleep_until(&mut self, mut look: impl FnMut() -> bool) {
+        loop {
+            let announced = self.word.announce(self.bits);
+            if look() {
+                return;
+            }
+            let start = Instant::now();
+            self.word.sleep(announced, SLEEP_MAX);
+            self.sleeps += 1;
+            let whole = start.elapsed() >= SLEEP_MAX;
+            if whole && look() && self.word.peek() & self.bits != 0 {
+                self.lost += 1;
+            }
+        }
+    }
+}
+
+const STREAMED: u64 = 1_000_000;
+
+fn read_asleep(map: &SessionMap, until: u64) {
+    let ring = map.delivery();
+    let mut reader = Reader::new(0, 0);
+    let mut sleeper = Sleeper::new(map.client_wait(), client::MESSAGES);
+    for expected in 0..until {
+        let record = loop {
+            if let Some(record) = reader.next(ring).unwrap() {
+                break record;
+            }
+            // What is read is freed before the sleep, else both might sleep.
+            let position = reader.next_position();
+            reader.free(ring, position);
+            map.broker_wait().wake(broker::ROOM);
+            sleeper.sleep_until(|| reader.refresh(ring).unwrap());
+        };
+        assert_eq!(ring.area.load(record.offset as usize), expected);
+        if expected % 8 == 7 {
+            reader.free(ring, record.end());
+            map.broker_wait().wake(broker::ROOM);
+        }
+    }
+    assert!(sleeper.sleeps > 0, "never slept");
+    assert_eq!(sleeper.lost, 0, "wake-ups lost");
+}
+
+// I1, I2, I6: both sides sleep again and again in a stream through a small
+// ring, and neither sleeps through what the other did.
+#[test]
+fn a_million_records_stream_between_two_processes_that_sleep() {
+    let session = Session::new(4096);
+    let map = &session.map;
+    let ring = map.delivery();
+    let mut random = Random::seeded();
+    let mut writer = Writer::new(0, 0);
+    let mut sleeper = Sleeper::new(map.broker_wait(), broker::ROOM);
+    let mut reader = None;
+    for number in 0..STREAMED {
+        let len = 8 + random.below(48) as usize;
+        let slot = loop {
+            if let Ok(slot) = writer.begin(ring, 1, 0, len).unwrap() {
+                break slot;
+            }
+            writer.publish(ring);
+            map.client_wait().wake(client::MESSAGES);
+            // Only now, so that this side sleeps at least once.
+            reader.get_or_insert_with(|| session.start("read asleep", STREAMED));
+            sleeper.sleep_until(|| writer.fits(ring, len).unwrap());
+        };
+        slot.put_u64(0, number);
+        if random.below(8) == 0 || number + 1 == STREAMED {
+            writer.publish(ring);
+            map.client_wait().wake(client::MESSAGES);
+        }
+        if number == STREAMED / 2 {
+            // And the other at least once.
+            writer.publish(ring);
+            map.client_wait().wake(client::MESSAGES);
+            while map.client_wait().peek() & client::MESSAGES == 0 {
+                assert!(reader.as_mut().unwrap().runs());
+            }
+        }
+    }
+    reader.unwrap().join();
+    assert!(sleeper.sleeps > 0, "never slept");
+    assert_eq!(sleeper.lost, 0, "wake-ups lost");
+}
+
+/// In the role "wake up", the attachment words tell the test who sleeps.
+const THREAD: u32 = 0;
+
+fn wake_up(map: &SessionMap, rounds: u64) {
+    let stored = &map.header().confirmations.stored;
+    let answered = &map.header().confirmations.synced;
+    // SAFETY: takes nothing and can't fail.
+    let thread = unsafe { libc::gettid() };
+    map.attachment(THREAD)
+        .unwrap()
+        .store(thread as u32, Ordering::Release);
+    let mut sleeper = Sleeper::new(map.client_wait(), client::CONFIRMATION);
+    for round in 1..=rounds {
+        sleeper.sleep_until(|| stored.load(Ordering::Acquire) == round);
+        answered.store(round, Ordering::Release);
+        map.broker_wait().wake(broker::ROOM);
+    }
+    assert!(sleeper.sleeps >= rounds, "slept {} times", sleeper.sleeps);
+    assert_eq!(sleeper.lost, 0, "wake-ups lost");
+}
+
+/// Whether the kernel says that the thread sleeps.
+fn sleeps(process: &Process, thread: u32) -> bool {
+    let path = format!("/proc/{}/task/{thread}/stat", process.child.id());
+    let stat = std::fs::read_to_string(path).unwrap_or_default();
+    let state = stat
+        .rsplit(") ")
+        .next()
+        .and_then(|rest| rest.chars().next());
+    state == Some('S')
+}
+
+// I6: a process asleep in the kernel is woken by another's store, and only by
+// one that it waits for.
+#[test]
+fn a_process_asleep_in_the_kernel_is_woken_by_another() {
+    const ROUNDS: u64 = 200;
+    let session = Session::new(4096);
+    let map = &session.map;
+    let confirmations = &map.header().confirmations;
+    let mut process = session.start("wake up", ROUNDS);
+    let mut sleeper = Sleeper::new(map.broker_wait(), broker::ROOM);
+    for round in 1..=ROUNDS {
+        let asleep = |process: &mut Process| {
+            assert!(process.runs());
+            let thread = map.attachment(THREAD).unwrap().load(Ordering::Acquire);
+            let announced = map.client_wait().peek() & client::CONFIRMATION != 0;
+            announced && sleeps(process, thread)
+        };
+        while !asleep(&mut process) {
+            yield_now();
+        }
+        // Not what it waits for: nobody is woken, nothing is taken.
+        map.client_wait().wake(client::MESSAGES | client::ROOM);
+        assert_eq!(map.client_wait().peek(), client::CONFIRMATION);
+        confirmations.stored.store(round, Ordering::Release);
+        map.client_wait().wake(client::CONFIRMATION);
+        sleeper.sleep_until(|| confirmations.synced.load(Ordering::Acquire) == round);
+    }
+    process.join();
+    assert_eq!(sleeper.lost, 0, "wake-ups lost");
+}
+
+/// Writes what it likes wherever a client can, until it is killed.
+fn scribble(map: &SessionMap, seed: u64) {
+    let mut random = Random(seed | 1);
+    let near = |random: &mut Random, cursor: &AtomicU64| {
+        let value = cursor.load(Ordering::Relaxed);
+        let moved = value.wrapping_add(random.below(640) * 8).wrapping_sub(64);
+        let anything = random.below(u64::MAX);
+        let choice = if random.below(64) == 0 {
+            anything
+        } else {
+            moved
+        };
+        cursor.store(choice, Ordering::Release);
+    };
+    let (submission, delivery) = (map.submission(), map.delivery());
+    loop {
+        for _ in 0..8 {
+            let offset = random.below(submission.area.size() as u64 / 8) as usize * 8;
+            // Mostly small records and padding, sometimes anything.
+            let header = random.below(3) << 32 | random.below(80);
+            let anything = random.below(u64::MAX);
+            let word = if random.below(16) == 0 {
+                anything
+            } else {
+                header
+            };
+            submission.area.store(offset, word);
+        }
+        match random.below(4) {
+            0 => near(&mut random, submission.tail),
+            1 => near(&mut random, delivery.head),
+            // A cursor that helps the broker along, or it would only meet damage.
+            2 => {
+                let tail = submission.head.load(Ordering::Relaxed) + random.below(512) * 8;
+                submission.tail.store(tail, Ordering::Release);
+            }
+            _ => {
+                let head = delivery.tail.load(Ordering::Relaxed);
+                delivery.head.store(head, Ordering::Release);
+            }
+        }
+    }
+}
+
+// I8: a client that writes anything at any moment, between a check and a use as
+// well, makes the broker's side neither panic nor hang nor leave the ring.
+#[test]
+fn a_hostile_process_harms_nobody_but_its_session() {
+    let session = Session::new(4096);
+    let map = &session.map;
+    let (submission, delivery) = (map.submission(), map.delivery());
+    let mut random = Random::seeded();
+    let process = session.start("scribble", random.0);
+    let (mut reader, mut writer) = (Reader::new(0, 0), Writer::new(0, 0));
+    let (mut records, mut written, mut damages) = (0_u64, 0_u64, 0_u64);
+    let mut bytes = Vec::new();
+    // What happens depends on the other process, so that is what is waited for.
+    while records < 200_000 || written < 200_000 || damages < 20_000 {
+        match reader.next(submission) {
+            Ok(Some(record)) => {
+                records += 1;
+                let end = record.offset as usize + record.len as usize;
+                assert!(record.kind != 0 && end <= submission.area.size());
+                assert!(record.end() - reader.freed() <= submission.area.size() as u64);
+                bytes.clear();
+                let (offset, len) = (record.offset as usize, record.len as usize);
+                submission.area.append_to(offset, len, &mut bytes);
+                assert_eq!(bytes.len(), len);
+            }
+            Ok(None) => {
+                let position = reader.next_position();
+                reader.free(submission, position);
+            }
+            Err(_) => {
+                damages += 1;
+                let position = reader.next_position();
+                reader = Reader::new(position, position);
+                reader.free(submission, position);
+            }
+        }
+        let len = random.below(100) as usize;
+        match writer.begin(delivery, 1, 0, len) {
+            Ok(Ok(slot)) => {
+                written += 1;
+                slot.put_bytes(0, &[7; 100][..len]);
+                writer.publish(delivery);
+            }
+            Ok(Err(_)) => {}
+            Err(_) => {
+                damages += 1;
+                let tail = delivery.tail.load(Ordering::Relaxed);
+                match Writer::resume(delivery, tail) {
+                    Ok(resumed) => writer = resumed,
+                    Err(_) => delivery.head.store(tail, Ordering::Release),
+                }
+            }
+        }
+    }
+    process.kill();
+    assert_eq!(map.answers().tail.load(Ordering::Relaxed), 0);
+    let answers = map.answers().area;
+    for offset in (0..answers.size()).step_by(8) {
+        assert_eq!(answers.load(offset), 0, "written beyond the delivery ring");
+    }
+}
