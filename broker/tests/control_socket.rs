@@ -481,6 +481,7 @@ fn child_role() {
     match role.to_str().unwrap() {
         "parent_of_a_holder" => hold_the_socket_in_a_child(&argument),
         "few_descriptors" => serve_with_few_descriptors(&argument),
+        "stranger" => ask_as_another_user(&argument),
         _ => {}
     }
 }
@@ -553,6 +554,38 @@ fn a_process_that_is_not_there_is_dead_at_once() {
     assert!(matches!(broker.event(), Event::Died { token: 2 }));
     broker.control.watch(0, 0, 3);
     assert!(matches!(broker.event(), Event::Died { token: 3 }));
+}
+
+fn ask_as_another_user(socket: &Path) {
+    nix::unistd::setuid(nix::unistd::Uid::from_raw(65_534)).unwrap();
+    let mut client = Client::connect(socket);
+    let _ = client
+        .stream
+        .write_all(b"{\"op\":\"hello\",\"protocol\":1}\n");
+    println!("\nanswer {}", client.line());
+    client.expect_closed();
+}
+
+#[test]
+fn another_user_is_refused() {
+    if !nix::unistd::geteuid().is_root() {
+        // Only root can become another user.
+        return;
+    }
+    let broker = start();
+    // Past the file's own protection, which is tested elsewhere.
+    let open = |path: &Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    open(broker.socket.parent().unwrap().parent().unwrap());
+    open(broker.socket.parent().unwrap());
+    open(&broker.socket);
+    let stranger = child("stranger", &broker.socket);
+    let output = stranger.wait_with_output().unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
+    let answer = output.lines().find_map(|line| line.strip_prefix("answer "));
+    assert!(answer.unwrap().contains("not_permitted"), "{output}");
+    assert!(broker.events.try_recv().is_err());
 }
 
 /// A control thread in a process that has hardly any descriptors left.

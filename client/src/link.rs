@@ -14,7 +14,7 @@ use crate::wait::Deadline;
 use serde::de::DeserializeOwned;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,9 @@ pub(crate) struct Link {
     session: u64,
     state: Mutex<State>,
     doorbell: Mutex<OwnedFd>,
+    /// Whether the doorbell is the one that the broker listens to, as far as is
+    /// known. Changed with `state` locked.
+    up: AtomicBool,
     /// When a publishing thread looks next, by the coarse monotonic clock.
     next_look_ns: AtomicU64,
 }
@@ -74,6 +77,7 @@ impl Link {
             session,
             state: Mutex::new(State::Up(connection)),
             doorbell: Mutex::new(doorbell),
+            up: AtomicBool::new(true),
             next_look_ns: AtomicU64::new(0),
         }
     }
@@ -83,6 +87,14 @@ impl Link {
         // An error means that nobody listens, or that the counter is at its
         // limit, rung often enough.
         let _ = nix::unistd::write(&*lock(&self.doorbell), &1u64.to_ne_bytes());
+    }
+
+    /// Whether there is sense in ringing. (If not, and the broker is back, it
+    /// looks at the session now and then, until it is resumed.)
+    pub(crate) fn is_up(&self) -> bool {
+        // Relaxed: who is late rings for nobody, and the thread that took the
+        // session up rings once more.
+        self.up.load(Ordering::Relaxed)
     }
 
     /// Looks after the connection; for threads that wait. Returns whether it is
@@ -97,16 +109,16 @@ impl Link {
         }
     }
 
-    /// The same for threads that publish and saw the session orphaned: never
-    /// waits, and looks now and then only.
-    pub(crate) fn keep_up_in_passing(&self) -> Result<bool> {
+    /// The same for threads that publish and saw the session orphaned: looks now
+    /// and then only, and waits for nothing but the last step.
+    pub(crate) fn keep_up_in_passing(&self) -> Result<()> {
         let now = clock::monotonic_ns();
         // Relaxed: two threads that look at once do no harm.
-        if now < self.next_look_ns.load(Ordering::Relaxed) {
-            return Ok(false);
+        if now >= self.next_look_ns.load(Ordering::Relaxed) {
+            self.next_look_ns.store(now + LOOK_NS, Ordering::Relaxed);
+            self.keep_up(Duration::ZERO)?;
         }
-        self.next_look_ns.store(now + LOOK_NS, Ordering::Relaxed);
-        self.keep_up(Duration::ZERO)
+        Ok(())
     }
 
     /// Asks the broker something over the session's own connection, which is
@@ -147,6 +159,7 @@ impl Link {
                 Step::Rest(rest) => {
                     let up = matches!(rest, State::Up(_));
                     *state = rest;
+                    self.up.store(up, Ordering::Relaxed);
                     return Ok(up);
                 }
                 Step::More(more) => *state = more,
@@ -171,11 +184,7 @@ impl Link {
                 Ok(Some(reply)) => self.ask_for_session(connection, reply),
                 Err(_) => Ok(retry()),
             },
-            State::Resuming(mut connection) => match connection.reply_within(patience) {
-                Ok(None) => Ok(Step::Rest(State::Resuming(connection))),
-                Ok(Some(reply)) => self.take_up(connection, reply),
-                Err(_) => Ok(retry()),
-            },
+            State::Resuming(connection) => self.await_session(connection, patience),
             State::Ended => Err(ended()),
         }
     }
@@ -203,8 +212,19 @@ impl Link {
             )));
         }
         let session = self.session;
-        match connection.send(&Request::Resume { session }) {
-            Ok(()) => Ok(Step::More(State::Resuming(connection))),
+        if connection.send(&Request::Resume { session }).is_err() {
+            return Ok(retry());
+        }
+        // From now on the broker may wait for the new doorbell to be rung. So
+        // this is waited for, by a thread that only passes by too; the broker is
+        // awake, having just answered.
+        self.await_session(connection, STEP)
+    }
+
+    fn await_session(&self, mut connection: Connection, patience: Duration) -> Result<Step> {
+        match connection.reply_within(patience) {
+            Ok(None) => Ok(Step::Rest(State::Resuming(connection))),
+            Ok(Some(reply)) => self.take_up(connection, reply),
             Err(_) => Ok(retry()),
         }
     }
@@ -221,6 +241,8 @@ impl Link {
         }
         let [doorbell] = connection.take_descriptors()?;
         *lock(&self.doorbell) = doorbell;
+        // For what was published since the broker began to listen.
+        self.ring();
         Ok(Step::Rest(State::Up(connection)))
     }
 }

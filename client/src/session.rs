@@ -175,20 +175,21 @@ impl Session {
 
     #[cold]
     fn attend(&self, seen: u32) {
-        if seen & broker::SUBMISSIONS != 0 {
-            self.wake_broker(broker::SUBMISSIONS);
-        }
-        if seen & broker::ORPHANED != 0
+        if (seen & broker::ORPHANED != 0 || !self.link.is_up())
             && let Err(error) = self.link.keep_up_in_passing()
         {
             // The submission stands: it lies in the ring. Later calls say it.
             self.fail(&error);
         }
+        if seen & broker::SUBMISSIONS != 0 {
+            self.wake_broker(broker::SUBMISSIONS);
+        }
     }
 
-    /// Rings if the broker still waits for this; of many threads, one does.
+    /// Rings if the broker still waits for this; of many threads, one does. What
+    /// it waits for stays announced while its doorbell is not known.
     fn wake_broker(&self, bits: u32) {
-        if self.map.broker_wait().take(bits) != 0 {
+        if self.link.is_up() && self.map.broker_wait().take(bits) != 0 {
             self.link.ring();
         }
     }

@@ -12,6 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Most descriptors that go with one line.
 pub const DESCRIPTORS_MAX: usize = 4;
+/// SCM_MAX_FD: most that the kernel passes at a time.
+const KERNEL_DESCRIPTORS_MAX: usize = 253;
 /// Bytes read at a time.
 const READ_BYTES: usize = 16 * 1024;
 
@@ -51,16 +53,22 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
 /// Reads once from the socket: bytes go to `lines`, descriptors (closed on exec)
 /// to the end of `descriptors`, in the order of their sending. Returns how many
 /// bytes came; 0 at the end of the connection. `WouldBlock` when nothing is
-/// there.
+/// there, `InvalidData` for more than [`DESCRIPTORS_MAX`] descriptors.
+///
+/// For who expects descriptors: the client. The broker, to whom none are due,
+/// reads without room for any, and the kernel throws them away.
 pub fn receive(
     socket: impl AsFd,
     lines: &mut LineBuffer,
     descriptors: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {
     let mut bytes = [0; READ_BYTES];
-    let (count, complete) = loop {
+    let mut received = Vec::new();
+    // Room for as many as the kernel passes at a time: what is cut off for want
+    // of room could not be told apart, and closed.
+    let mut space = nix::cmsg_space!([RawFd; KERNEL_DESCRIPTORS_MAX]);
+    let count = loop {
         let mut parts = [IoSliceMut::new(&mut bytes)];
-        let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
         let message = match recvmsg::<()>(
             socket.as_fd().as_raw_fd(),
             &mut parts,
@@ -72,18 +80,18 @@ pub fn receive(
         };
         for part in message.cmsgs()? {
             if let ControlMessageOwned::ScmRights(numbers) = part {
-                descriptors.extend(numbers.into_iter().map(own));
+                received.extend(numbers.into_iter().map(own));
             }
         }
-        let complete = !message.flags.contains(MsgFlags::MSG_CTRUNC);
-        break (message.bytes, complete);
+        break message.bytes;
     };
-    if !complete {
+    if received.len() > DESCRIPTORS_MAX {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "more descriptors than a line can have",
         ));
     }
+    descriptors.append(&mut received);
     lines.push(&bytes[..count]);
     Ok(count)
 }

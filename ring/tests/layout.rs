@@ -1,5 +1,6 @@
-//! The bytes of a segment, as any version with this layout writes them. A test
-//! that fails here asks for a new `LAYOUT_VERSION`: see `src/layout.rs`.
+//! The bytes of a segment, as any version with this layout writes them, and what
+//! opening says of others. A golden test that fails here asks for a new
+//! `LAYOUT_VERSION`: see `src/layout.rs`.
 #![cfg(all(not(loom), target_endian = "little"))]
 #![allow(clippy::unwrap_used)]
 
@@ -264,6 +265,40 @@ fn a_short_segment_is_refused() {
     }
     let claims_more = opened_after(|file| write_at(file, 40, &8192_u32.to_le_bytes()));
     assert!(matches!(claims_more, SegmentError::Corrupt(_)));
+}
+
+// I8: a successor of the broker believes its ledger, and no header that a client
+// could write.
+#[test]
+fn an_adopted_segment_has_the_geometry_that_its_broker_knows() {
+    let (_folder, path, file, map) = fresh();
+    drop(map);
+    write_at(&file, 0, &[0xff; 128]);
+    let map = SessionMap::adopt(&file, &path, GEOMETRY, 3, 4).unwrap();
+    assert_eq!(
+        (map.geometry(), map.instance(), map.session()),
+        (GEOMETRY, 3, 4)
+    );
+
+    let larger = Geometry {
+        answer_bytes: 8192,
+        ..GEOMETRY
+    };
+    let impossible = Geometry {
+        answer_bytes: 4097,
+        ..GEOMETRY
+    };
+    for geometry in [larger, impossible] {
+        let adopted = SessionMap::adopt(&file, &path, geometry, 3, 4);
+        assert!(matches!(adopted, Err(SegmentError::Corrupt(_))));
+    }
+}
+
+#[test]
+fn an_absent_segment_is_said_to_be_absent() {
+    let (folder, _path, _file, _map) = fresh();
+    let absent = File::open(folder.path().join("other")).unwrap_err();
+    assert_eq!(absent.kind(), std::io::ErrorKind::NotFound);
 }
 
 #[test]

@@ -244,7 +244,10 @@ impl Hub {
         let attachment = &mut self.session_mut(holder).attachments[attachment as usize];
         attachment.live -= 1;
         let queue = self.messages[message].queue;
-        self.queue_mut(queue).leased -= 1;
+        let now_ns = self.now_ns;
+        let entry = self.queue_mut(queue);
+        entry.leased -= 1;
+        entry.last_end_ns = now_ns;
         self.make_runnable(queue);
     }
 
@@ -260,7 +263,12 @@ impl Hub {
     /// The message may be leased again now.
     pub(super) fn put_back(&mut self, message: MessageIndex) {
         let Message { queue, order, place, has_position, .. } = self.messages[message];
-        if has_position && place == Place::Away {
+        if place == Place::Away {
+            if !has_position {
+                // The replay has yet to find its send, and then calls again.
+                self.messages[message].state = State::Again;
+                return;
+            }
             self.queue_mut(queue).known.insert(order, message);
         }
         self.enlist(message, State::Again);

@@ -45,8 +45,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 /// Limits of the hub.
 #[derive(Debug, Clone)]
 pub struct HubLimits {
-    /// Payload bytes of blocks that are kept in memory for consumers, over all
-    /// queues; what falls out is read back from the store.
+    /// Memory for stored messages that wait for consumers, over all queues; what
+    /// falls out is read back from the store.
     pub cache_bytes: usize,
 }
 
@@ -128,15 +128,17 @@ struct Queue {
     known: BTreeMap<u64, MessageIndex>,
     /// A read is under way.
     loading: bool,
-    /// Payload bytes in memory, of blocks.
+    /// Bytes in memory of messages that are stored: see [`memory_of`].
     cached_bytes: usize,
-    /// Payload bytes that the round being written will add to those.
+    /// Bytes that the round being written will add to those.
     freezing_bytes: usize,
     consumers: Vec<(SessionSlot, u32)>,
     producers: u32,
     /// Messages that are not settled.
     messages: u64,
     leased: u64,
+    /// When a lease of it ended last.
+    last_end_ns: u64,
     /// Whether it stands in `Hub::runnable`.
     runnable: bool,
 }
@@ -297,7 +299,7 @@ impl Hub {
         self.messages.used()
     }
 
-    /// Payload bytes of blocks in memory.
+    /// Bytes of stored messages in memory.
     pub fn cached_bytes(&self) -> usize {
         self.queues.iter().flatten().map(|q| q.cached_bytes).sum()
     }
@@ -352,6 +354,7 @@ impl Hub {
             producers: 0,
             messages: 0,
             leased: 0,
+            last_end_ns: 0,
             runnable: false,
         });
         index
@@ -390,6 +393,7 @@ impl Hub {
             self.detach(slot, index as u32);
         }
         self.return_leases(slot, port);
+        self.drop_orphans(self.session(slot).number, port);
         self.mark_dirty(slot);
         self.close_wanted = true;
     }
@@ -468,7 +472,7 @@ impl Hub {
     fn put_in_block(&mut self, message: MessageIndex, block: u32, index: u32) {
         let (queue, len) = (self.messages[message].queue, self.messages[message].len);
         self.messages[message].place = Place::Block { block, index };
-        self.queue_mut(queue).cached_bytes += len as usize;
+        self.queue_mut(queue).cached_bytes += memory_of(len);
         if let Some(cached) = &mut self.blocks[block as usize] {
             cached.users += 1;
         }
@@ -483,12 +487,19 @@ impl Hub {
         };
         let (queue, len) = (self.messages[message].queue, self.messages[message].len);
         self.messages[message].place = Place::Away;
-        self.queue_mut(queue).cached_bytes -= len as usize;
+        self.queue_mut(queue).cached_bytes -= memory_of(len);
         if let Some(cached) = &mut self.blocks[block as usize] {
             cached.users -= 1;
         }
         self.forget_unused_block(block);
     }
+}
+
+/// What a stored message takes in memory: its payload in a block, its entry
+/// there, and its place in the slab.
+fn memory_of(len: u32) -> usize {
+    const OVERHEAD: usize = 128;
+    len as usize + OVERHEAD
 }
 
 /// An index of `slots` that is free; makes one.

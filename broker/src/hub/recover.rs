@@ -231,21 +231,23 @@ impl Hub {
             entry = lease.next;
         }
         let Message { queue, send_done, .. } = self.messages[message];
+        // The store has counted what lies there, and nobody the rest.
+        match (send_done, acked) {
+            (true, true) => self.queue_mut(queue).messages -= 1,
+            (false, false) => self.queue_mut(queue).messages += 1,
+            _ => {}
+        }
         if acked {
-            if send_done {
-                self.queue_mut(queue).messages -= 1;
-            }
-        } else if let Some(lease) = live {
+            return;
+        }
+        if let Some(lease) = live {
             self.messages[message].state = State::Leased;
             self.queue_mut(queue).leased += 1;
             let holder = self.session_mut(lease.holder);
             holder.attachments[lease.attachment as usize].live += 1;
             self.next_expiry_ns = self.next_expiry_ns.min(lease.deadline_ns);
         } else {
-            self.messages[message].state = State::Again;
-            if send_done {
-                self.put_back(message);
-            }
+            self.put_back(message);
         }
     }
 
@@ -263,29 +265,38 @@ impl Hub {
         message.place = place;
         message.len = send.payload_len;
         message.sent_at_ms = send.sent_at_ms;
-        let (queue, state) = (message.queue, message.state);
+        let state = message.state;
         self.session_mut(slot).sends.push_back(index);
-        if state != State::Settled {
-            self.queue_mut(queue).messages += 1;
-        }
         if state == State::Again {
             self.put_back(index);
         }
     }
 
-    /// The replay is done. Everything taken in goes into the first round, with
-    /// the ends that a predecessor left. Returns how many leases were of sends
-    /// that no ring has: 0 unless shared memory was damaged.
-    pub fn finish_restore(&mut self, port: &mut impl Port) -> usize {
-        let lost: Vec<MessageIndex> = self.orphans.drain().map(|(_, message)| message).collect();
-        for &message in &lost {
-            self.drop_orphan(message, port);
-        }
+    /// The replay is done: from now on an answer to an ended lease is too late.
+    /// The ends that the predecessor left go into the first round.
+    pub fn finish_restore(&mut self) {
         for lease in &mut self.leases {
             lease.replayed = false;
         }
         self.close_wanted = true;
-        lost.len()
+    }
+
+    /// All records of the session were taken in. Leases of sends that were not
+    /// among them can only be there if its client has damaged its ring.
+    pub(super) fn drop_orphans(&mut self, session: u64, port: &mut impl Port) {
+        if self.orphans.is_empty() {
+            return;
+        }
+        let mut lost = Vec::new();
+        self.orphans.retain(|&(sender, _), &mut message| {
+            if sender == session {
+                lost.push(message);
+            }
+            sender != session
+        });
+        for message in lost {
+            self.drop_orphan(message, port);
+        }
     }
 
     fn drop_orphan(&mut self, message: MessageIndex, port: &mut impl Port) {
@@ -298,7 +309,11 @@ impl Hub {
             }
             entry = next;
         }
-        self.messages[message].state = State::Settled;
+        if self.messages[message].state != State::Settled {
+            self.settle(message);
+        }
+        // Its entries, and with them itself, go with the next rounds.
         self.messages[message].send_done = true;
+        self.remove_if_done(message);
     }
 }

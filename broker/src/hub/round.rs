@@ -17,9 +17,13 @@
 
 use super::message::{Message, MessageIndex, NONE, Place, State};
 use super::port::{LeaseEntry, LeaseState, Port, SessionSlot};
-use super::{AdminReply, Hub, Ticket};
+use super::{AdminReply, Hub, Ticket, memory_of};
 use crate::store::block::{Block, MessageHead};
 use crate::store::{QueueNumber, Write};
+
+/// A queue whose consumers have ended a lease within this time is being
+/// consumed. Several times what a consumer needs to be woken.
+const CONSUMED_NS: u64 = 300_000;
 
 /// How much a round takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +210,8 @@ impl Hub {
     }
 
     /// A ring that is more than half full, and that passing its settled sends
-    /// would hardly free, gets its first half stored.
+    /// would hardly free, gets its first half stored: unless consumers are at
+    /// work on what blocks it, and will have settled it sooner than the disk.
     fn pressed_cut(&self, session: &super::Session) -> u64 {
         let half = session.ring_bytes / 2;
         if session.taken_in - session.frozen < half {
@@ -215,7 +220,9 @@ impl Hub {
         let unsettled = |index: &&MessageIndex| self.messages[**index].state != State::Settled;
         let first = session.sends.iter().find(unsettled);
         let Some(&first) = first else { return 0 };
-        if self.messages[first].position - session.frozen > half / 2 {
+        let first = &self.messages[first];
+        let consumed = self.now_ns - self.queue(first.queue).last_end_ns < CONSUMED_NS;
+        if consumed || first.position - session.frozen > half / 2 {
             return 0;
         }
         let in_first_half =
@@ -414,7 +421,7 @@ impl Hub {
             entry = self.leases[entry as usize].next;
         }
         if message.state == State::Ready {
-            queue.freezing_bytes += message.len as usize;
+            queue.freezing_bytes += memory_of(message.len);
             if queue.cached_bytes + queue.freezing_bytes > cache_share {
                 self.spill_from(index);
             }

@@ -16,8 +16,8 @@
 //! the round is committed, which one word decides for all sessions at once. A
 //! slot's round is stored after its end, and cleared before: so no end is ever
 //! read with another round's number. A round that was closed and never committed
-//! may stay in a slot, so its number is never given again
-//! ([`crate::service`] leaves it out after a restart).
+//! may stay in a slot; a successor forgets it before it commits a later one,
+//! which would make it count.
 
 use super::{LedgerError, Words};
 use crate::control::Peer;
@@ -162,6 +162,15 @@ impl SessionLedger {
         slots[0].max(slots[1])
     }
 
+    /// Forgets rounds after `round`, the last committed one: they never were.
+    pub fn forget_rounds_after(&self, round: u64) {
+        for slot in [SLOTS, SLOTS + 3] {
+            if self.words.get(slot) > round {
+                self.words.set(slot, NO_ROUND);
+            }
+        }
+    }
+
     /// Deliveries before this position are leased, whether published or not.
     pub fn delivery_cursor(&self) -> u64 {
         self.words.get(DELIVERY_CURSOR)
@@ -263,5 +272,10 @@ mod tests {
             assert_eq!(ledger.committed(next - 1), before);
             assert_eq!(ledger.committed(next), (next * 100, 16));
         }
+        // A round that was closed and lost does not count when later ones have
+        // been committed.
+        ledger.freeze(21, 9999, 16);
+        ledger.forget_rounds_after(20);
+        assert_eq!(ledger.committed(25), (2000, 16));
     }
 }

@@ -166,7 +166,7 @@ impl Core {
         for (queue, from) in self.io.reads.drain(..) {
             self.jobs.push(Job::Read { queue, from });
         }
-        self.end_broken();
+        self.end_sessions();
         Ok(busy)
     }
 
@@ -317,6 +317,9 @@ impl Core {
                     session.flush_synced = record.end();
                 }
             }
+            // For a broker that was away when the client closed its connection.
+            // Nothing follows it.
+            submission::END => io.ending.push(slot),
             kind => return Err(format!("a record of unknown kind {kind}")),
         }
         Ok(())
@@ -426,8 +429,10 @@ impl Core {
             if let Some(session) = self.io.session_mut(slot) {
                 session.confirm(end, answer_tail, all_synced);
                 sync_wanted |= session.flush_synced > session.synced && session.flush_synced <= end;
+                // A sender is not woken for a little room that it fills at once.
+                let room = if session.is_half_free() { client::ROOM } else { 0 };
+                self.io.touch(slot, client::ANSWERS | client::CONFIRMATION | room);
             }
-            self.io.touch(slot, client::ANSWERS | client::CONFIRMATION | client::ROOM);
         }
         let finished = self.hub.finish(blocks, &mut self.io);
         self.io.ledger.set_finished(round);
@@ -548,14 +553,15 @@ impl Core {
         self.orphans = orphans;
     }
 
-    fn end_broken(&mut self) {
-        for slot in std::mem::take(&mut self.io.broken) {
+    fn end_sessions(&mut self) {
+        for slot in std::mem::take(&mut self.io.ending) {
             let Some(session) = self.io.session(slot) else { continue };
             let (number, pid, conn) = (session.number, session.peer.pid, session.conn);
-            let reason = session.broken.as_deref();
-            warn!(session = number, pid, reason, "session ended: its client broke the protocol");
+            if let Some(reason) = &session.broken {
+                warn!(session = number, pid, reason, "session ended: its client broke the protocol");
+                self.outward.extend(conn.map(Outward::Close));
+            }
             self.end_session(slot);
-            self.outward.extend(conn.map(Outward::Close));
         }
     }
 

@@ -20,8 +20,9 @@ pub(super) struct Io {
     touched: Vec<SessionSlot>,
     /// Reads that the hub has asked for.
     pub reads: Vec<(QueueNumber, u64)>,
-    /// Sessions whose client broke the protocol, to be ended.
-    pub broken: Vec<SessionSlot>,
+    /// Sessions to be ended at the end of the pass: their client has said so, or
+    /// broke the protocol.
+    pub ending: Vec<SessionSlot>,
 }
 
 impl Io {
@@ -32,7 +33,7 @@ impl Io {
             sessions: Vec::new(),
             touched: Vec::new(),
             reads: Vec::new(),
-            broken: Vec::new(),
+            ending: Vec::new(),
         }
     }
 
@@ -101,7 +102,7 @@ impl Io {
             && session.broken.is_none()
         {
             session.broken = Some(reason);
-            self.broken.push(slot);
+            self.ending.push(slot);
         }
     }
 

@@ -22,7 +22,7 @@ use crate::store::{Batch, Store, StoreError, Write};
 use ringmain_ring::wait::{broker, client};
 use std::path::Path;
 use std::sync::Arc;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 /// Makes a core from store and shared memory.
 pub(super) fn start(
@@ -38,20 +38,15 @@ pub(super) fn start(
     let rows = live_rows(&leases, &sessions)?;
     let rows = without_settled(&ledger, store.as_ref(), rows, last)?;
 
-    // The number after `last` may stand in some session's slot, of a round that
-    // was closed and never committed.
-    let hub = Hub::new(limits, last + 3, store.next_queue());
+    let hub = Hub::new(limits, last + 2, store.next_queue());
     let log = ledger.log();
     let io = Io::new(ledger, leases);
     let mut core = Core::new(setup, store, hub, io, now_ns, last);
     core.hub.set_now(now_ns);
-    reserve_sessions(&mut core, last + 2)?;
+    reserve_sessions(&mut core, last + 1)?;
     restore(&mut core, sessions, &rows)?;
     replay(&mut core, &log);
-    let lost = core.hub.finish_restore(&mut core.io);
-    if lost > 0 {
-        error!(lost, "leases of messages that no ring has: shared memory was damaged");
-    }
+    core.hub.finish_restore();
     greet_sessions(&mut core);
     Ok(core)
 }
@@ -157,6 +152,7 @@ fn adopt_sessions(setup: &Setup, last: u64) -> Result<Vec<SessionIo>, BrokerErro
             remove_files(dir, number);
             continue;
         }
+        ledger.forget_rounds_after(last);
         let committed = ledger.committed(last);
         if ledger.state()? == SessionState::Closing && !segment_path(dir, number).exists() {
             remove_files(dir, number);
@@ -221,14 +217,15 @@ fn without_settled(
     Ok(rows)
 }
 
-/// Session numbers are reserved by a round of their own, before anybody asks.
+/// Session numbers are reserved by a round of their own, before anybody asks. It
+/// does not count as finished: what the predecessor's last round left undone is
+/// done when the first ordinary round is.
 fn reserve_sessions(core: &mut Core, round: u64) -> Result<(), BrokerError> {
     let below = core.next_session + SESSION_LOT;
     let writes = vec![Write::ReserveSessions { below }];
     core.store.commit(Batch { round, writes })?;
     core.io.ledger.set_written(round);
     core.io.ledger.set_committed(round);
-    core.io.ledger.set_finished(round);
     core.sessions_reserved = below;
     core.note_batch(round);
     Ok(())

@@ -214,6 +214,12 @@ impl SessionIo {
         self.submission.free(map.submission(), end);
     }
 
+    /// Whether half of the submission ring is free, as far as was looked.
+    pub fn is_half_free(&self) -> bool {
+        let used = self.submission.published() - self.submission.freed();
+        used <= self.map.submission().area.size() as u64 / 2
+    }
+
     /// Publishes that records before `end` are synced.
     pub fn confirm_synced(&mut self, end: u64) {
         self.synced = self.synced.max(end);

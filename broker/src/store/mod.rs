@@ -188,8 +188,8 @@ pub trait Store: Send + Sync {
     fn next_session(&self) -> u64;
 
     /// Blocks of the queue in order, from the one that holds `from` or else the
-    /// first one after it, as many as hold `bytes_max` of payload and at least
-    /// one if there is one. Blocks whose messages are all settled are not
+    /// first one after it, as many as hold no more than `bytes_max` of payload
+    /// and at least one if there is one. Blocks whose messages are all settled are not
     /// returned.
     fn read(
         &self,

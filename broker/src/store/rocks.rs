@@ -117,6 +117,7 @@ impl RocksStore {
         let mark = MarkFile::open(&folder.path("synced"))?;
         let path = folder.path("rocksdb");
         engine::examine(&path, mark.found())?;
+        folder.make(&path)?;
         let engine = Engine::open(path)?;
         folder.sync()?;
         let (view, round) = View::load(&engine)?;
@@ -154,6 +155,7 @@ impl RocksStore {
     }
 
     fn try_commit(&self, batch: Batch) -> Result<(), StoreError> {
+        let mut cache = lock(&self.cache);
         let last = self.committed.load(Ordering::Relaxed);
         if batch.round <= last {
             return Err(StoreError::Failed(format!(
@@ -161,7 +163,6 @@ impl RocksStore {
                 batch.round
             )));
         }
-        let mut cache = lock(&self.cache);
         let mut plan = Plan::new(&self.engine, &self.view, &mut cache);
         for write in batch.writes {
             plan.apply(write)?;

@@ -2,16 +2,17 @@
 //! RocksDB. These tests reach for its files and counters.
 
 use super::engines::*;
-use ringmain_broker::store::block::MESSAGES_MAX;
+use ringmain_broker::store::block::{BYTES_TARGET, BlockBuilder, MESSAGES_MAX};
 use ringmain_broker::store::rocks::{FORMAT, RocksOptions, RocksStore};
-use ringmain_broker::store::{Store, StoreError};
+use ringmain_broker::store::{Store, StoreError, Write};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 #[test]
 fn second_broker_is_kept_out() {
@@ -350,4 +351,85 @@ fn committed_rounds_survive_sigkill() {
         assert_eq!((first, unsettled), (0, next));
         assert_eq!(read_all(&store, 1), Vec::from_iter(0..next));
     }
+}
+
+/// How many keys lie in a family of a closed database.
+fn keys(rocks: &Rocks, family: &str) -> usize {
+    let families = ["default", "blocks", "marks"];
+    let options = rocksdb::Options::default();
+    let db = rocksdb::DB::open_cf_for_read_only(&options, rocks.database(), families, false);
+    let db = db.unwrap();
+    let rows = db.iterator_cf(db.cf_handle(family).unwrap(), rocksdb::IteratorMode::Start);
+    rows.map(Result::unwrap).count()
+}
+
+// I7
+#[test]
+fn settled_messages_and_deleted_queues_leave_no_rows() {
+    let mut rocks = Rocks::new();
+    commit(rocks.store(), vec![put(1, "a"), put(2, "b")]);
+    for first in (0..400).step_by(40) {
+        commit(
+            rocks.store(),
+            vec![append(1, first..first + 40), append(2, first..first + 40)],
+        );
+    }
+    rocks.close();
+    assert_eq!((keys(&rocks, "blocks"), keys(&rocks, "marks")), (20, 0));
+    // Some blocks at once, some in parts, some in parts by two processes.
+    for positions in [0..50, 350..400, 50..130, 200..350, 130..200] {
+        rocks.reopen();
+        commit(
+            rocks.store(),
+            vec![settle(1, positions.clone()), settle(2, [positions.start])],
+        );
+    }
+    rocks.close();
+    assert_eq!((keys(&rocks, "blocks"), keys(&rocks, "marks")), (10, 5));
+    rocks.reopen();
+    commit(rocks.store(), vec![Write::DeleteQueue { queue: 2 }]);
+    rocks.close();
+    assert_eq!((keys(&rocks, "blocks"), keys(&rocks, "marks")), (0, 0));
+}
+
+/// Bytes in the files of a database that is in use, so that they come and go.
+fn disk_bytes(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap();
+    entries
+        .filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len()))
+        .sum()
+}
+
+// On a full disk nothing but settling goes on: that alone must free it.
+#[test]
+fn backlog_gives_its_room_back_once_it_is_settled() {
+    const BLOCKS: u64 = 2_400;
+    let rocks = Rocks::new();
+    let store = rocks.store();
+    commit(store, vec![put(1, "a")]);
+    for first in 0..BLOCKS {
+        let mut builder = BlockBuilder::new();
+        builder.push(head(first), &vec![1; BYTES_TARGET]);
+        let block = builder.finish();
+        commit(
+            store,
+            vec![Write::Append {
+                queue: 1,
+                first,
+                block,
+            }],
+        );
+    }
+    assert!(disk_bytes(&rocks.database()) > BLOCKS * BYTES_TARGET as u64 / 2);
+    for first in (0..BLOCKS).step_by(100) {
+        commit(store, vec![settle(1, first..first + 100)]);
+    }
+    store.sync().unwrap();
+    for _ in 0..600 {
+        if disk_bytes(&rocks.database()) < 80 << 20 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{} bytes are still taken", disk_bytes(&rocks.database()));
 }

@@ -11,7 +11,12 @@ fn where_nobody_listens_no_broker_is_running() {
     drop(UnixListener::bind(&stale).expect("binds"));
     let file = folder.path().join("file");
     std::fs::write(&file, "").expect("writes");
-    for socket in [stale, file.clone(), file.join("below"), folder.path().join("absent")] {
+    for socket in [
+        stale,
+        file.clone(),
+        file.join("below"),
+        folder.path().join("absent"),
+    ] {
         match Client::connect_to(&socket).map(|_| ()) {
             Err(Error::NotRunning { socket: named }) => assert_eq!(named, socket),
             other => panic!("{} gave {other:?}", socket.display()),
@@ -31,7 +36,10 @@ fn a_broker_of_another_protocol_is_told_apart() {
     lock(&broker.state).protocol += 1;
     let error = Client::connect_to(broker.socket()).expect_err("another version");
     assert!(matches!(error, Error::VersionMismatch(_)));
-    assert!(error.to_string().contains("9.9.9"), "names the broker's version: {error}");
+    assert!(
+        error.to_string().contains("9.9.9"),
+        "names the broker's version: {error}"
+    );
 }
 
 #[test]
@@ -39,11 +47,23 @@ fn names_settings_and_windows_are_checked_before_the_broker_is_asked() {
     let broker = FakeBroker::start();
     let client = broker.client();
     for name in ["", " jobs", "jo\nbs", &"x".repeat(201)] {
-        assert!(matches!(client.producer(name), Err(Error::Invalid(_))), "{name:?}");
-        assert!(matches!(client.delete_queue(name), Err(Error::Invalid(_))), "{name:?}");
+        assert!(
+            matches!(client.producer(name), Err(Error::Invalid(_))),
+            "{name:?}"
+        );
+        assert!(
+            matches!(client.delete_queue(name), Err(Error::Invalid(_))),
+            "{name:?}"
+        );
     }
-    let short = QueueSettings { visibility_timeout_ms: 1, ..QueueSettings::default() };
-    assert!(matches!(client.create_queue("jobs", &short), Err(Error::Invalid(_))));
+    let short = QueueSettings {
+        visibility_timeout_ms: 1,
+        ..QueueSettings::default()
+    };
+    assert!(matches!(
+        client.create_queue("jobs", &short),
+        Err(Error::Invalid(_))
+    ));
     for window in [0, WINDOW_MAX + 1] {
         let options = ConsumerOptions::new().window(window);
         let refused = client.consumer_with("jobs", options);
@@ -71,7 +91,9 @@ fn a_missing_queue_is_named() {
 fn administration_reconnects_after_a_restart() {
     let mut broker = FakeBroker::start();
     let client = broker.client();
-    client.create_queue("jobs", &QueueSettings::default()).expect("creates");
+    client
+        .create_queue("jobs", &QueueSettings::default())
+        .expect("creates");
     assert_eq!(client.queues().expect("lists")[0].name, "jobs");
     broker.kill();
     assert!(matches!(client.stats(), Err(Error::NotRunning { .. })));
@@ -86,14 +108,20 @@ fn producers_share_a_session_and_large_messages_get_a_larger_one() {
     let client = broker.client();
     let small = client.producer("small").expect("opens");
     let same = client.producer("small").expect("opens");
-    assert_eq!(small.send("a").expect("sends").session, same.send("b").expect("sends").session);
+    assert_eq!(
+        small.send("a").expect("sends").session,
+        same.send("b").expect("sends").session
+    );
     lock(&broker.state).settings.max_message_bytes = 1 << 20;
     let large = client.producer("large").expect("opens");
     let id = large.send(vec![7; 1 << 20]).expect("fits");
     assert_ne!(id.session, small.send("c").expect("sends").session);
     assert!(matches!(
         large.send(vec![7; (1 << 20) + 1]),
-        Err(Error::TooLarge { bytes: 1_048_577, limit: 1_048_576 })
+        Err(Error::TooLarge {
+            bytes: 1_048_577,
+            limit: 1_048_576
+        })
     ));
     let again = client.producer("large").expect("opens");
     assert_eq!(again.send("d").expect("sends").session, id.session);

@@ -188,7 +188,9 @@ fn answer(stream: &UnixStream, state: &mut State, folder: &Path, request: Reques
                 return refuse(stream, error);
             }
             let bell = doorbell();
-            state.sessions[&session].broker_wait().take(broker::ORPHANED);
+            state.sessions[&session]
+                .broker_wait()
+                .take(broker::ORPHANED);
             reply(stream, &Opened { session }, &[bell.as_fd()]);
             state.doorbells.insert(session, bell);
             state.resumed += 1;
@@ -263,14 +265,17 @@ impl Peer {
         let ring = self.map.submission();
         let leases = || {
             let read = Leases::read(record, ring).expect("leases");
-            let all = (0..read.count).map(|index| read.lease(ring, index)).collect();
+            let all = (0..read.count)
+                .map(|index| read.lease(ring, index))
+                .collect();
             (read.millis, all)
         };
         match record.kind {
             submission::SEND => {
                 let send = Send::read(record, ring).expect("a send");
                 let mut payload = vec![0; send.payload_len as usize];
-                ring.area.copy_out(send.payload_offset as usize, &mut payload);
+                ring.area
+                    .copy_out(send.payload_offset as usize, &mut payload);
                 Seen::Send(record.position, payload)
             }
             submission::ACK => Seen::Ack(leases().1),
@@ -300,6 +305,7 @@ impl Peer {
             for seen in self.take_all() {
                 match seen {
                     Seen::Send(_, payload) => payloads.push(payload),
+                    Seen::End => {}
                     other => panic!("{other:?} is no send"),
                 }
             }

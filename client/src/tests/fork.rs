@@ -39,7 +39,9 @@ fn a_child_can_only_drop_what_its_parent_made() {
                 && is_forked(client.producer("jobs"))
                 && is_forked(client.consumer("jobs"))
                 && held.pop().is_some_and(|message| is_forked(message.ack()))
-                && held.pop().is_some_and(|message| is_forked(message.nack(Duration::ZERO)))
+                && held
+                    .pop()
+                    .is_some_and(|message| is_forked(message.nack(Duration::ZERO)))
                 && held[0].extend(Duration::ZERO).is_err();
             drop((held, consumer, producer, client));
             // SAFETY: ends the child without running anything else.

@@ -23,10 +23,23 @@ fn handles_go_where_the_docs_say() {
 
 #[test]
 fn identities_are_shown_ordered_and_kept_as_json() {
-    let id = MessageId { session: 12, position: 3456 };
+    let id = MessageId {
+        session: 12,
+        position: 3456,
+    };
     assert_eq!(id.to_string(), "12-3456");
-    assert!(id < MessageId { session: 12, position: 3464 });
-    assert!(id < MessageId { session: 13, position: 0 });
+    assert!(
+        id < MessageId {
+            session: 12,
+            position: 3464
+        }
+    );
+    assert!(
+        id < MessageId {
+            session: 13,
+            position: 0
+        }
+    );
     let json = serde_json::to_string(&id).expect("JSON");
     assert_eq!(json, r#"{"session":12,"position":3456}"#);
     assert_eq!(serde_json::from_str::<MessageId>(&json).expect("back"), id);

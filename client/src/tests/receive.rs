@@ -51,11 +51,19 @@ fn each_way_to_answer_is_one_record() {
     messages[0].extend(long).expect("extends");
     assert!(messages[0].lease_remaining() > long - Duration::from_secs(1));
     messages.remove(0).ack().expect("acks");
-    messages.remove(0).nack(Duration::from_millis(1500)).expect("nacks");
+    messages
+        .remove(0)
+        .nack(Duration::from_millis(1500))
+        .expect("nacks");
     drop(messages.remove(0));
     Message::ack_batch(messages).expect("acks");
     let seen = peer.take_all();
-    let lease = |entry: u32| vec![Lease { delivery_position: u64::from(entry) * 64, entry }];
+    let lease = |entry: u32| {
+        vec![Lease {
+            delivery_position: u64::from(entry) * 64,
+            entry,
+        }]
+    };
     let expected = [
         Seen::Extend(3_600_000, lease(0)),
         Seen::Ack(lease(0)),
@@ -74,7 +82,9 @@ fn a_batch_of_acks_is_a_record_for_each_256_and_session() {
     let mut messages = Vec::new();
     let mut ends = Vec::new();
     for _ in 0..2 {
-        let mut consumer = client.consumer_with("jobs", options.clone()).expect("opens");
+        let mut consumer = client
+            .consumer_with("jobs", options.clone())
+            .expect("opens");
         let mut peer = broker.newest();
         for entry in 0..300 {
             assert!(peer.deliver(entry, b"x"));
@@ -85,7 +95,11 @@ fn a_batch_of_acks_is_a_record_for_each_256_and_session() {
     assert_eq!(messages.len(), 600);
     Message::ack_batch(messages).expect("acks");
     for (_, peer) in &mut ends {
-        let counts: Vec<usize> = peer.take_all().iter().map(|seen| leases(seen).len()).collect();
+        let counts: Vec<usize> = peer
+            .take_all()
+            .iter()
+            .map(|seen| leases(seen).len())
+            .collect();
         assert_eq!(counts, [256, 44]);
     }
 }
@@ -97,8 +111,13 @@ fn a_message_past_its_deadline_is_given_back_uncounted() {
     peer.deliver(2, b"in time");
     assert_eq!(consumer.recv().expect("receives").payload(), b"in time");
     let seen = peer.take_all();
-    let Seen::Nack(flags, 0, _) = &seen[0] else { panic!("{seen:?}") };
-    assert_eq!((*flags, leases(&seen[0])[0].entry), (submission::NACK_UNCOUNTED, 1));
+    let Seen::Nack(flags, 0, _) = &seen[0] else {
+        panic!("{seen:?}")
+    };
+    assert_eq!(
+        (*flags, leases(&seen[0])[0].entry),
+        (submission::NACK_UNCOUNTED, 1)
+    );
 }
 
 #[test]
@@ -112,17 +131,27 @@ fn a_sleeping_consumer_is_woken() {
     let start = Instant::now();
     peer.deliver(0, b"wake");
     assert_eq!(receiver.join().expect("no panic").0, b"wake");
-    assert!(start.elapsed() < Duration::from_millis(500), "was woken, and did not wake up");
+    assert!(
+        start.elapsed() < Duration::from_millis(500),
+        "was woken, and did not wake up"
+    );
 }
 
 #[test]
 fn the_time_is_over_when_it_is() {
     let (_broker, mut consumer, _peer) = setup();
     let start = Instant::now();
-    let none = consumer.recv_timeout(Duration::from_millis(30)).expect("waits");
+    let none = consumer
+        .recv_timeout(Duration::from_millis(30))
+        .expect("waits");
     assert!(none.is_none());
     assert!(start.elapsed() >= Duration::from_millis(30));
-    assert!(consumer.recv_timeout(Duration::ZERO).expect("looks").is_none());
+    assert!(
+        consumer
+            .recv_timeout(Duration::ZERO)
+            .expect("looks")
+            .is_none()
+    );
     assert!(consumer.recv_batch(0).expect("nothing").is_empty());
 }
 
@@ -137,7 +166,9 @@ fn messages_are_answered_from_other_threads() {
     });
     for entry in 0..10_000 {
         assert!(peer.deliver(entry, b"x"));
-        to_worker.send(consumer.recv().expect("receives")).expect("a worker");
+        to_worker
+            .send(consumer.recv().expect("receives"))
+            .expect("a worker");
         if entry % 100 == 0 {
             peer.take_all();
         }
@@ -177,7 +208,10 @@ fn whatever_is_held_can_be_answered_though_the_broker_reads_nothing() {
     for skip in 0..40 {
         let broker = FakeBroker::start();
         let options = ConsumerOptions::new().window(16_384);
-        let mut consumer = broker.client().consumer_with("jobs", options).expect("opens");
+        let mut consumer = broker
+            .client()
+            .consumer_with("jobs", options)
+            .expect("opens");
         let mut peer = broker.newest();
         for entry in 0..skip * 7 {
             peer.deliver(entry, b"x");
@@ -196,8 +230,15 @@ fn whatever_is_held_can_be_answered_though_the_broker_reads_nothing() {
             let _ = held[held.len() / 2].extend(Duration::from_secs(40));
         }
         let ring_bytes = peer.map.geometry().submission_bytes as usize;
-        assert!(held.len() > ring_bytes / 200, "only {} were handed out", held.len());
-        assert!(matches!(held[0].extend(Duration::from_secs(40)), Err(Error::Full(_))));
+        assert!(
+            held.len() > ring_bytes / 200,
+            "only {} were handed out",
+            held.len()
+        );
+        assert!(matches!(
+            held[0].extend(Duration::from_secs(40)),
+            Err(Error::Full(_))
+        ));
         let over = consumer.flush_timeout(Confirm::Stored, Duration::ZERO);
         assert!(matches!(over, Err(Error::TimedOut)));
         for (index, message) in held.drain(..).enumerate() {
@@ -207,7 +248,13 @@ fn whatever_is_held_can_be_answered_though_the_broker_reads_nothing() {
                 _ => Message::ack_batch([message]).expect("room for an ack"),
             }
         }
-        assert!(consumer.recv_timeout(Duration::ZERO).expect("looks").is_some() || given > 0);
+        assert!(
+            consumer
+                .recv_timeout(Duration::ZERO)
+                .expect("looks")
+                .is_some()
+                || given > 0
+        );
         drop(consumer);
         let last = peer.take_all().pop();
         assert_eq!(last, Some(Seen::End), "room for the end as well");
@@ -218,7 +265,10 @@ fn whatever_is_held_can_be_answered_though_the_broker_reads_nothing() {
 fn a_consumer_without_room_for_answers_waits_for_it() {
     let broker = FakeBroker::start();
     let options = ConsumerOptions::new().window(16_384);
-    let mut consumer = broker.client().consumer_with("jobs", options).expect("opens");
+    let mut consumer = broker
+        .client()
+        .consumer_with("jobs", options)
+        .expect("opens");
     let mut peer = broker.newest();
     let mut entry = 0;
     loop {
@@ -232,7 +282,11 @@ fn a_consumer_without_room_for_answers_waits_for_it() {
     let receiver = std::thread::spawn(move || consumer.recv().map(|message| message.ack()));
     peer.until_asleep_for(client::ROOM);
     peer.take_all();
-    receiver.join().expect("no panic").expect("receives").expect("acks");
+    receiver
+        .join()
+        .expect("no panic")
+        .expect("receives")
+        .expect("acks");
 }
 
 #[test]
@@ -264,13 +318,22 @@ fn a_full_answer_ring_is_drained_by_who_waits() {
     let (_broker, mut consumer, mut peer) = setup();
     let capacity = peer.map.geometry().answer_bytes as u64 / 16;
     for position in 0..capacity {
-        peer.answer(Answer::LeaseLost { delivery_position: position * 64 });
+        peer.answer(Answer::LeaseLost {
+            delivery_position: position * 64,
+        });
     }
     peer.map.broker_wait().announce(broker::ROOM);
     let session = peer.map.session();
-    assert!(consumer.recv_timeout(Duration::from_millis(20)).expect("waits").is_none());
+    assert!(
+        consumer
+            .recv_timeout(Duration::from_millis(20))
+            .expect("waits")
+            .is_none()
+    );
     assert!(_broker.was_rung(session), "the broker was told of the room");
-    peer.answer(Answer::LeaseLost { delivery_position: capacity * 64 });
+    peer.answer(Answer::LeaseLost {
+        delivery_position: capacity * 64,
+    });
 }
 
 #[test]
@@ -303,7 +366,10 @@ fn the_end_of_queue_or_session_ends_the_wait() {
     let receiver = std::thread::spawn(move || consumer.recv().map(|_| ()));
     peer.until_asleep_for(client::MESSAGES);
     peer.finish(0);
-    assert!(matches!(receiver.join().expect("no panic"), Err(Error::Closed(_))));
+    assert!(matches!(
+        receiver.join().expect("no panic"),
+        Err(Error::Closed(_))
+    ));
 }
 
 #[test]

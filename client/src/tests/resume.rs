@@ -18,7 +18,12 @@ fn sends_and_acks_go_on_while_the_broker_is_away() {
     producer.send("while away").expect("sends");
     assert!(matches!(consuming.take_all()[..], [Seen::Ack(_)]));
     assert_eq!(producing.sends(1), [b"while away"]);
-    assert!(consumer.recv_timeout(Duration::from_millis(120)).expect("waits").is_none());
+    assert!(
+        consumer
+            .recv_timeout(Duration::from_millis(120))
+            .expect("waits")
+            .is_none()
+    );
     let over = producer.flush_timeout(Confirm::Stored, Duration::from_millis(120));
     assert!(matches!(over, Err(Error::TimedOut)));
 }
@@ -35,7 +40,10 @@ fn who_waits_takes_the_session_up_again() {
     broker.listen();
     until(|| lock(&broker.state).resumed == 1);
     peer.deliver(0, b"after");
-    assert_eq!(receiver.join().expect("no panic").expect("receives"), b"after");
+    assert_eq!(
+        receiver.join().expect("no panic").expect("receives"),
+        b"after"
+    );
     assert_eq!(lock(&broker.state).resumed, 1);
 }
 
@@ -70,10 +78,16 @@ fn a_new_producer_waits_for_the_session_to_be_taken_up() {
     broker.kill();
     broker.listen();
     let second = client.producer("other").expect("attaches");
-    let ids = (first.send("x").expect("sends"), second.send("y").expect("sends"));
+    let ids = (
+        first.send("x").expect("sends"),
+        second.send("y").expect("sends"),
+    );
     assert_eq!(ids.0.session, ids.1.session);
     broker.kill();
-    assert!(matches!(client.producer("jobs"), Err(Error::NotRunning { .. })));
+    assert!(matches!(
+        client.producer("jobs"),
+        Err(Error::NotRunning { .. })
+    ));
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Locks the folder, for this user alone if it has to be made.
+    /// Locks the folder, which is made if need be.
     pub(super) fn lock(dir: &Path) -> Result<Folder, StoreError> {
         make(dir)?;
         let path = dir.join("lock");
@@ -36,6 +36,11 @@ impl Folder {
         }
     }
 
+    /// Makes a folder in it, if it is not there.
+    pub(super) fn make(&self, path: &Path) -> Result<(), StoreError> {
+        make(path)
+    }
+
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -54,7 +59,8 @@ impl Folder {
     }
 }
 
-/// Makes the folder and what is missing above it, and syncs the entries made.
+/// Makes the folder and what is missing above it, for this user alone, and syncs
+/// the entries made.
 fn make(dir: &Path) -> Result<(), StoreError> {
     let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
     DirBuilder::new()
