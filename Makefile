@@ -20,7 +20,7 @@ ALL := --workspace --release --locked
 
 # Arguments of `make demo` and of the program of `make bench`.
 DEMO_ARGS ?=
-BENCH_ARGS ?=
+BENCH_ARGS ?= all
 
 .PHONY: help setup build demo test loom miri bench lint
 
@@ -44,12 +44,12 @@ loom: ## Examine the ring and the waiting in every order that the memory model a
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p ringmain-ring --test 'loom_*' --target-dir $(TARGET_DIR)/loom
 
 miri: ## Look for undefined behaviour in the ring; needs a toolchain that has miri
-	$(CARGO) +nightly miri test --locked -p ringmain-ring --lib --target-dir $(TARGET_DIR)/miri
+	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p ringmain-ring --lib --target-dir $(TARGET_DIR)/miri
 
 bench: setup ## Measure: the ring alone, then processes with a broker (BENCH_ARGS=...)
 	$(CARGO) bench --locked --workspace --bench ring
 	$(CARGO) build $(ALL)
-	$(TARGET_DIR)/release/throughput $(BENCH_ARGS)
+	$(TARGET_DIR)/release/ringmain-bench $(BENCH_ARGS)
 
 lint: setup ## Check the format, clippy and the documentation; warnings are errors
 	$(CARGO) fmt --all --check

@@ -62,6 +62,14 @@ struct Sent {
     end: u64,
 }
 
+impl Sent {
+    #[inline]
+    fn new(position: u64, payload_bytes: usize) -> Sent {
+        let end = position + record_bytes(SEND_HEAD_BYTES + payload_bytes) as u64;
+        Sent { position, end }
+    }
+}
+
 impl Producer {
     pub(crate) fn new(
         session: Arc<Session>,
@@ -160,16 +168,43 @@ impl Producer {
         refused(self.session.take_refused())
     }
 
+    #[inline]
     fn send_until(&self, payload: &[u8], deadline: Deadline) -> Result<MessageId> {
+        match self.publish_at_once(payload) {
+            Some(sent) => self.accepted(&sent, deadline),
+            None => self.send_slowly(payload, deadline),
+        }
+    }
+
+    /// The common case in few instructions: everything is as it should be, and
+    /// no confirmation is asked for. Else nothing was written, and
+    /// [`Producer::send_slowly`] finds out what there is to wait for or to say.
+    fn publish_at_once(&self, payload: &[u8]) -> Option<Sent> {
+        let fits = payload.len() <= self.payload_bytes_max;
+        let open = self.session.attachment_bits(self.attachment) == 0;
+        if !fits || !open || self.confirm != Confirm::Accepted {
+            return None;
+        }
+        let mut submission = self.session.submit_at_once()?;
+        let begun = submission.send(self.attachment, clock::wall_ms(), payload);
+        let position = begun.ok()?.ok()?;
+        submission.publish();
+        Some(Sent::new(position, payload.len()))
+    }
+
+    #[cold]
+    fn send_slowly(&self, payload: &[u8], deadline: Deadline) -> Result<MessageId> {
         self.session.check_process()?;
         self.check_size(payload.len())?;
         if let Some(flags) = flush_flags(self.confirm) {
             return self.send_confirmed(payload, flags, deadline);
         }
-        let sent = match self.publish(payload, None)? {
-            Progress::Done(sent) => sent,
-            Progress::Wait(_) => self.publish_when_possible(payload, None, deadline)?,
-        };
+        let sent = self.publish_when_possible(payload, None, deadline)?;
+        self.accepted(&sent, deadline)
+    }
+
+    #[inline]
+    fn accepted(&self, sent: &Sent, deadline: Deadline) -> Result<MessageId> {
         self.session.after_publish(sent.end, deadline)?;
         Ok(self.session.message_id(sent.position))
     }
@@ -177,18 +212,16 @@ impl Producer {
     fn send_confirmed(&self, payload: &[u8], flags: u16, deadline: Deadline) -> Result<MessageId> {
         let _confirming = self.session.confirming();
         let sent = self.publish_when_possible(payload, Some(flags), deadline)?;
-        self.session.after_publish(sent.end, deadline)?;
+        let id = self.accepted(&sent, deadline)?;
         let deadline = match deadline {
             Deadline::Now => Deadline::Never,
             deadline => deadline,
         };
         self.session.confirmed(sent.end, self.confirm, deadline)?;
-        let id = self.session.message_id(sent.position);
         refused(self.session.take_refusals_of(&[id]))?;
         Ok(id)
     }
 
-    #[cold]
     fn publish_when_possible(
         &self,
         payload: &[u8],
@@ -206,7 +239,6 @@ impl Producer {
 
     /// Writes a send, and a flush if there are flags for one, if there is room
     /// for all.
-    #[inline]
     fn publish(&self, payload: &[u8], flush: Option<u16>) -> Result<Progress<Sent>> {
         if let Some(wait) = self.held_back()? {
             return Ok(wait);
@@ -222,8 +254,7 @@ impl Producer {
         match begun {
             Ok(Ok(position)) => {
                 submission.publish();
-                let end = position + record_bytes(SEND_HEAD_BYTES + payload.len()) as u64;
-                Ok(Progress::Done(Sent { position, end }))
+                Ok(Progress::Done(Sent::new(position, payload.len())))
             }
             Ok(Err(_)) => {
                 drop(submission);

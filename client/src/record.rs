@@ -144,7 +144,7 @@ pub struct Send {
 impl Send {
     /// Begins a send of `payload_len` bytes. The payload goes to
     /// [`SEND_HEAD_BYTES`] of the slot.
-    #[inline]
+    #[inline(always)]
     pub fn begin<'a>(
         writer: &mut Writer,
         ring: Ring<'a>,

@@ -122,11 +122,20 @@ impl Session {
     #[inline]
     pub(crate) fn submit(&self) -> Result<Submission<'_>> {
         self.maker.check()?;
+        self.submit_at_once().ok_or_else(|| self.failure())
+    }
+
+    /// The same, or `None` for any reason why not: [`Session::submit`] tells it.
+    #[inline]
+    pub(crate) fn submit_at_once(&self) -> Option<Submission<'_>> {
+        if self.maker.is_forked() {
+            return None;
+        }
         let submitter = lock(&self.submitter);
         if submitter.closed {
-            return Err(self.failure());
+            return None;
         }
-        Ok(Submission {
+        Some(Submission {
             submitter,
             ring: self.map.submission(),
         })

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 /// Start the broker
 ///
 /// It runs in the foreground, prints the path of its socket once it is in
-/// service, and logs to standard error. SIGTERM and Ctrl-C stop it: what it
-/// holds is stored and synced first.
+/// service, and logs to standard error. SIGTERM and Ctrl-C stop it, with exit
+/// code 0: what it holds is stored and synced first.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  ringmain serve --data-dir /var/lib/ringmain --socket /run/ringmain/socket"
@@ -75,6 +75,10 @@ fn options(global: &Global, args: &Args) -> Result<ServeOptions, Failure> {
         Some(folder) => folder.clone(),
         None => paths::default_data_dir()?,
     };
+    if global.socket.is_none() {
+        // Clients check the same, and would refuse this broker.
+        paths::check_socket_folder(&paths::default_socket())?;
+    }
     let shm_dir = args.shm_dir.clone().unwrap_or_else(paths::default_shm_dir);
     Ok(ServeOptions {
         data_dir,

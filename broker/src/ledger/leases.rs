@@ -11,7 +11,7 @@
 //! Row 0 is the table's head. The file is as long as the limit; memory is
 //! reserved as the table grows.
 
-use super::{LedgerError, Words};
+use super::{LedgerError, Words, place_to_die};
 use crate::hub::{Delivery, History, LeaseEntry, LeaseRow, LeaseState};
 use ringmain_ring::Ordering;
 use ringmain_ring::segment;
@@ -82,6 +82,7 @@ impl LeaseTable {
     #[inline]
     pub fn lease(&self, delivery: &Delivery<'_>, delivery_position: u64) {
         let row = &self.words.mapping.words()[delivery.entry as usize * ROW_WORDS..][..ROW_WORDS];
+        place_to_die();
         // Relaxed: the Release of the state orders them.
         row[1].store(delivery.session, Ordering::Relaxed);
         row[2].store(delivery.position, Ordering::Relaxed);
@@ -89,6 +90,7 @@ impl LeaseTable {
         row[4].store(delivery.holder, Ordering::Relaxed);
         row[5].store(delivery_position, Ordering::Relaxed);
         row[6].store(delivery.deadline_ns, Ordering::Relaxed);
+        place_to_die();
         row[0].store(
             pack(LeaseState::Leased, delivery.history, delivery.queue),
             Ordering::Release,

@@ -15,9 +15,13 @@
 //! other thread reads meanwhile; Release pairs with the Acquire of the
 //! successor's mapping the file.)
 
+mod death;
 mod leases;
 mod session;
 
+#[cfg(test)]
+pub(crate) use death::fuse;
+pub(crate) use death::place_to_die;
 pub use leases::LeaseTable;
 pub use session::{SessionLedger, SessionState};
 
@@ -147,6 +151,7 @@ impl Words {
     /// Stores behind everything stored before.
     #[inline]
     fn set(&self, index: usize, value: u64) {
+        place_to_die();
         self.word(index).store(value, Ordering::Release);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::session::SessionIo;
 use crate::hub::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
-use crate::ledger::{LeaseTable, Ledger, SessionState};
+use crate::ledger::{LeaseTable, Ledger, SessionState, place_to_die};
 use crate::store::QueueNumber;
 use ringmain::record::{self, Answer, DELIVERY_HEAD_BYTES};
 use ringmain_ring::layout::attachment;
@@ -77,6 +77,7 @@ impl Io {
             let Some(session) = self.sessions[slot as usize].as_mut() else { continue };
             if session.delivery.has_unpublished() {
                 session.ledger.set_delivery_cursor(session.delivery.next_position());
+                place_to_die();
                 session.delivery.publish(session.map.delivery());
             }
         }

@@ -1,7 +1,7 @@
 //! One session as the service thread holds it.
 
 use crate::control::{ConnId, Peer};
-use crate::ledger::{LedgerError, SessionLedger, SessionState};
+use crate::ledger::{LedgerError, SessionLedger, SessionState, place_to_die};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use ringmain::record::{LEASES_MAX, answer};
 use ringmain_ring::layout::Geometry;
@@ -79,6 +79,7 @@ impl SessionIo {
         let doorbell = doorbell()?;
         let file = segment::create(&path, geometry.segment_bytes() as u64)?;
         let map = SessionMap::initialise(&file, &path, geometry, instance, number);
+        place_to_die();
         // The ledger last: a segment without one is what a broker left that died
         // here, and nobody has used it.
         let ledger = map.map_err(LedgerError::from).and_then(|map| {
@@ -179,9 +180,11 @@ impl SessionIo {
         let map = self.map.clone();
         let header = map.header();
         self.answers.publish(map.answers());
+        place_to_die();
         header.confirmations.stored.store(self.committed, Ordering::Release);
         header.confirmations.synced.store(self.committed, Ordering::Release);
         self.submission.free(map.submission(), self.committed);
+        place_to_die();
         self.delivery.publish(map.delivery());
     }
 
@@ -204,13 +207,16 @@ impl SessionIo {
         let map = self.map.clone();
         let confirmations = &map.header().confirmations;
         self.committed = end;
+        place_to_die();
         self.answers.publish_to(map.answers(), answer_tail);
+        place_to_die();
         // Release: pairs with the client's Acquire; who sees the cursor finds
         // the answers published before.
         confirmations.stored.store(end, Ordering::Release);
         if synced {
             self.confirm_synced(end);
         }
+        place_to_die();
         self.submission.free(map.submission(), end);
     }
 
@@ -246,6 +252,8 @@ impl SessionIo {
 /// Removes a session's files, the ledger first: a segment without a ledger is
 /// nobody's.
 pub(super) fn remove_files(dir: &Path, number: u64) {
+    place_to_die();
     let _ = std::fs::remove_file(SessionLedger::path(dir, number));
+    place_to_die();
     let _ = std::fs::remove_file(segment_path(dir, number));
 }

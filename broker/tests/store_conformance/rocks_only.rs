@@ -376,13 +376,19 @@ fn settled_messages_and_deleted_queues_leave_no_rows() {
     }
     rocks.close();
     assert_eq!((keys(&rocks, "blocks"), keys(&rocks, "marks")), (20, 0));
-    // Some blocks at once, some in parts, some in parts by two processes.
+    rocks.try_open().unwrap();
+    // Blocks settled at once, in parts, and in parts by two processes.
     for positions in [0..50, 350..400, 50..130, 200..350, 130..200] {
-        rocks.reopen();
-        commit(
-            rocks.store(),
-            vec![settle(1, positions.clone()), settle(2, [positions.start])],
-        );
+        if positions.start % 100 == 50 {
+            rocks.reopen();
+        }
+        for half in [
+            positions.start..positions.end - 25,
+            positions.end - 25..positions.end,
+        ] {
+            commit(rocks.store(), vec![settle(1, half)]);
+        }
+        commit(rocks.store(), vec![settle(2, [positions.start])]);
     }
     rocks.close();
     assert_eq!((keys(&rocks, "blocks"), keys(&rocks, "marks")), (10, 5));
