@@ -36,6 +36,11 @@ fn load(broker: &Broker) -> (Vec<Process>, Vec<Process>) {
     };
     let producers = vec![broker.produce(quiet), broker.produce(confirmed)];
     let consumers = vec![broker.consume(Consume::new("jobs")), broker.consume(runs)];
+    // Who connects to a broker that dies gets an error: that is not what is
+    // looked at here.
+    for process in producers.iter().chain(&consumers) {
+        process.wait_for_more(1);
+    }
     (producers, consumers)
 }
 

@@ -180,6 +180,10 @@ impl Producer {
     /// no confirmation is asked for. Else nothing was written, and
     /// [`Producer::send_slowly`] finds out what there is to wait for or to say.
     fn publish_at_once(&self, payload: &[u8]) -> Option<Sent> {
+        // First of all: in a forked child the words below are not mapped.
+        if self.session.is_forked() {
+            return None;
+        }
         let fits = payload.len() <= self.payload_bytes_max;
         let open = self.session.attachment_bits(self.attachment) == 0;
         if !fits || !open || self.confirm != Confirm::Accepted {

@@ -23,7 +23,7 @@ mod worker;
 
 use self::core::{Core, Outward, Setup};
 use self::worker::Workers;
-use crate::control::{Control, Event};
+use crate::control::{Control, ControlError, Event};
 use crate::hub::{Close, HubLimits};
 use crate::ledger::LedgerError;
 use crate::store::rocks::{RocksOptions, RocksStore};
@@ -35,7 +35,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use ringmain::control::{Hello, PROTOCOL};
 use ringmain_ring::layout::LAYOUT_VERSION;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,6 +75,18 @@ pub enum BrokerError {
     /// Shared memory.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+    /// The control socket.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The shared-memory folder could be changed by others.
+    #[error(
+        "the shared-memory folder {dir} is another user's, or others may write to it: choose \
+         another --shm-dir, or make it yours alone (chmod 700)"
+    )]
+    NotPrivate {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// The shared-memory folder belongs to another data folder.
     #[error(
         "the shared memory in {dir} belongs to another data folder, and may hold its accepted \
@@ -172,6 +184,7 @@ pub fn serve(
 ) -> Result<(), BrokerError> {
     make_dir(&options.data_dir)?;
     make_dir(&options.shm_dir)?;
+    check_private(&options.shm_dir)?;
     let _lock = lock_shm(&options.shm_dir)?;
     let mut on_ready = Some(on_ready);
     let mut pause = Duration::from_millis(100);
@@ -218,9 +231,7 @@ fn serve_once(
         instance: format!("{instance:016x}"),
         pid: std::process::id(),
     };
-    let failed = |source| BrokerError::io("cannot listen on", &options.socket, source);
-    let (control, events) =
-        Control::start(&options.socket, hello, stop.wake.clone()).map_err(|e| failed(std::io::Error::other(e)))?;
+    let (control, events) = Control::start(&options.socket, hello, stop.wake.clone())?;
     let failed = |source| BrokerError::io("cannot start the threads of", &options.data_dir, source);
     let workers = Workers::start(&store, &stop.wake).map_err(failed)?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| failed(e.into()))?;
@@ -386,6 +397,17 @@ fn epoll_error(errno: Errno) -> BrokerError {
 fn make_dir(dir: &Path) -> Result<(), BrokerError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|source| BrokerError::io("cannot make the folder", dir, source))
+}
+
+/// Who can write to the folder could put segments of their own there.
+fn check_private(dir: &Path) -> Result<(), BrokerError> {
+    let found = std::fs::metadata(dir);
+    let found = found.map_err(|source| BrokerError::io("cannot look at", dir, source))?;
+    let ours = found.uid() == nix::unistd::geteuid().as_raw();
+    if ours && found.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(BrokerError::NotPrivate { dir: dir.to_owned() })
 }
 
 /// Keeps a second broker out of the shared-memory folder, until it is dropped or
