@@ -48,27 +48,32 @@ has_cxx() {
 libclang_folders() {
     if [ -n "${LIBCLANG_PATH:-}" ]; then
         # A folder, or the library itself. Nowhere else is looked then.
-        printf '%s\n' "$LIBCLANG_PATH" "$(dirname "$LIBCLANG_PATH")"
+        if [ -d "$LIBCLANG_PATH" ]; then
+            printf '%s\n' "$LIBCLANG_PATH"
+        else
+            dirname "$LIBCLANG_PATH"
+        fi
         return
     fi
     local prefix
     if prefix=$("${LLVM_CONFIG_PATH:-llvm-config}" --prefix 2>/dev/null); then
         printf '%s\n' "$prefix/bin" "$prefix/lib" "$prefix/lib64"
     fi
-    printf '%s' "${LD_LIBRARY_PATH:-}:${LIBRARY_PATH:-}" | tr ':' '\n'
+    printf '%s\n' "${LD_LIBRARY_PATH:-}:${LIBRARY_PATH:-}" | tr ':' '\n'
     printf '%s\n' /usr/local/llvm*/lib* /usr/local/lib*/*/* /usr/local/lib*/* \
         /usr/local/lib* /usr/lib*/*/* /usr/lib*/* /usr/lib*
 }
 
 has_libclang() {
-    local folder
+    local folder library
     while read -r folder; do
         if [ -z "$folder" ]; then
             continue
         fi
-        for library in "$folder"/libclang.so "$folder"/libclang.so.* \
-            "$folder"/libclang-[0-9]*.so "$folder"/libclang-[0-9]*.so.*; do
-            return 0
+        for library in "$folder"/libclang{.so,.so.*,-[0-9]*.so,-[0-9]*.so.*}; do
+            if [ -e "$library" ]; then
+                return 0
+            fi
         done
     done < <(libclang_folders)
     return 1

@@ -32,7 +32,10 @@ impl Broker {
             .spawn()
             .map_err(|error| {
                 let hint = "build it first: cargo build --release --workspace";
-                std::io::Error::other(format!("cannot start {}: {error}; {hint}", program.display()))
+                std::io::Error::other(format!(
+                    "cannot start {}: {error}; {hint}",
+                    program.display()
+                ))
             })?;
         if let Some(out) = process.stdout.take() {
             // It prints its socket when it is in service.

@@ -5,7 +5,11 @@
 //! row is the median of several runs, with the range beside it. Nothing here
 //! asserts a time: what is compared must be measured in one run.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program that prints"
+)]
 
 mod broker;
 mod measure;

@@ -94,7 +94,9 @@ impl Throughput {
     /// Measures and prints.
     pub fn run(&self) -> Outcome {
         println!("\nThroughput: accepted sends, every message acked; M messages/s, median (range)");
-        println!("| size | producers x consumers | batch | M/s | broker CPU ns a message | stored % | least share % |");
+        println!(
+            "| size | producers x consumers | batch | M/s | broker CPU ns a message | stored % | least share % |"
+        );
         println!("| --- | --- | --- | --- | --- | --- | --- |");
         for &size in &self.size {
             for shape in &self.shape {
@@ -117,7 +119,12 @@ impl Throughput {
             stored.push(run.stored_percent);
             shares.push(run.least_share_percent);
         }
-        let row = [spread(rates, 2), spread(cpu, 0), spread(stored, 1), spread(shares, 0)];
+        let row = [
+            spread(rates, 2),
+            spread(cpu, 0),
+            spread(stored, 1),
+            spread(shares, 0),
+        ];
         println!("| {size} B | {shape} | {batch} | {} |", row.join(" | "));
         Ok(())
     }
@@ -134,11 +141,26 @@ impl Throughput {
         let mut receivers = Vec::new();
         for _ in 0..producers {
             let count = self.messages / producers;
-            senders.push(Role { count, size, batch, ..role(&broker, Kind::Produce) }.start()?);
+            senders.push(
+                Role {
+                    count,
+                    size,
+                    batch,
+                    ..role(&broker, Kind::Produce)
+                }
+                .start()?,
+            );
         }
         for _ in 0..consumers {
             let spin = self.spin;
-            receivers.push(Role { batch, spin, ..role(&broker, Kind::Consume) }.start()?);
+            receivers.push(
+                Role {
+                    batch,
+                    spin,
+                    ..role(&broker, Kind::Consume)
+                }
+                .start()?,
+            );
         }
         let cpu = cpu_seconds(broker.pid());
         let start = now_ns();
@@ -204,7 +226,9 @@ impl Latency {
     /// Measures and prints.
     pub fn run(&self) -> Outcome {
         println!("\nOne way at a steady rate, {} B; us", self.size);
-        println!("| messages/s | consumer | p50 / p99 / p99.9 | CPU of broker, producer, consumer % |");
+        println!(
+            "| messages/s | consumer | p50 / p99 / p99.9 | CPU of broker, producer, consumer % |"
+        );
         println!("| --- | --- | --- | --- |");
         for &rate in &self.rate {
             for spin in [false, true] {
@@ -217,8 +241,19 @@ impl Latency {
     fn case(&self, rate: u64, spin: bool) -> Outcome {
         let broker = broker_with_queue(self.size)?;
         let (size, count) = (self.size, rate * self.seconds);
-        let mut sender = Role { count, size, rate, ..role(&broker, Kind::Produce) }.start()?;
-        let mut receiver = Role { spin, times: true, ..role(&broker, Kind::Consume) }.start()?;
+        let mut sender = Role {
+            count,
+            size,
+            rate,
+            ..role(&broker, Kind::Produce)
+        }
+        .start()?;
+        let mut receiver = Role {
+            spin,
+            times: true,
+            ..role(&broker, Kind::Consume)
+        }
+        .start()?;
         let pids = [broker.pid(), sender.pid(), receiver.pid()];
         let (cpu, start) = (pids.map(cpu_seconds), now_ns());
         receiver.sign()?;
@@ -236,7 +271,11 @@ impl Latency {
             .map(|(after, before)| format!("{:.0}", (after - before) / seconds * 100.0))
             .collect();
         let waits = if spin { "spinning" } else { "blocking" };
-        println!("| {rate} | {waits} | {} | {} |", tail_us(times), cpu.join(", "));
+        println!(
+            "| {rate} | {waits} | {} | {} |",
+            tail_us(times),
+            cpu.join(", ")
+        );
         Ok(())
     }
 }
@@ -271,8 +310,20 @@ impl RoundTrip {
             for spin in [false, true] {
                 let broker = broker_with_queue(size)?;
                 let count = self.count;
-                let mut ping = Role { count, size, spin, ..role(&broker, Kind::Ping) }.start()?;
-                let mut pong = Role { count, size, spin, ..role(&broker, Kind::Pong) }.start()?;
+                let mut ping = Role {
+                    count,
+                    size,
+                    spin,
+                    ..role(&broker, Kind::Ping)
+                }
+                .start()?;
+                let mut pong = Role {
+                    count,
+                    size,
+                    spin,
+                    ..role(&broker, Kind::Pong)
+                }
+                .start()?;
                 pong.sign()?;
                 ping.sign()?;
                 let times = ping.report()?.times_ns;
@@ -308,7 +359,10 @@ impl Default for Confirm {
 impl Confirm {
     /// Measures and prints.
     pub fn run(&self) -> Outcome {
-        println!("\nConfirmed sends, {} B, nobody receives; us a call", self.size);
+        println!(
+            "\nConfirmed sends, {} B, nobody receives; us a call",
+            self.size
+        );
         println!("| confirm | messages a call | p50 / p99 / p99.9 | messages/s |");
         println!("| --- | --- | --- | --- |");
         for confirm in ["accepted", "stored", "synced"] {
@@ -328,7 +382,10 @@ impl Confirm {
                 sender.sign()?;
                 let report = sender.report()?;
                 let rate = report.count as f64 / (report.end_ns - start) as f64 * 1e9;
-                println!("| {confirm} | {batch} | {} | {rate:.0} |", tail_us(report.times_ns));
+                println!(
+                    "| {confirm} | {batch} | {} | {rate:.0} |",
+                    tail_us(report.times_ns)
+                );
             }
         }
         Ok(())
@@ -364,15 +421,30 @@ impl Backlog {
         let broker = broker_with_queue(self.size)?;
         let produce = role(&broker, Kind::Produce);
         let confirm = "stored".to_owned();
-        let mut sender = Role { count: self.messages, size: self.size, batch: 256, confirm, ..produce }.start()?;
+        let mut sender = Role {
+            count: self.messages,
+            size: self.size,
+            batch: 256,
+            confirm,
+            ..produce
+        }
+        .start()?;
         let start = now_ns();
         sender.sign()?;
         let report = sender.report()?;
         let rate = |count: u64, ns: u64| count as f64 / ns as f64 * 1e3;
         let filled = rate(report.count, report.end_ns - start);
-        println!("| fill, stored, 256 a flush | {filled:.2} | {} |", memory_mib(broker.pid()));
+        println!(
+            "| fill, stored, 256 a flush | {filled:.2} | {} |",
+            memory_mib(broker.pid())
+        );
         let consume = role(&broker, Kind::Consume);
-        let mut receiver = Role { count: self.messages, batch: 32, ..consume }.start()?;
+        let mut receiver = Role {
+            count: self.messages,
+            batch: 32,
+            ..consume
+        }
+        .start()?;
         let start = now_ns();
         receiver.sign()?;
         let report = receiver.report()?;
@@ -383,7 +455,11 @@ impl Backlog {
         );
         let mut before = start;
         for (tenth, &at) in report.times_ns.iter().enumerate() {
-            println!("| drain, tenth {} | {:.2} | |", tenth + 1, rate(self.messages / 10, at - before));
+            println!(
+                "| drain, tenth {} | {:.2} | |",
+                tenth + 1,
+                rate(self.messages / 10, at - before)
+            );
             before = at;
         }
         Ok(())

@@ -64,8 +64,13 @@ impl Role {
     pub fn start(&self) -> std::io::Result<Process> {
         let mut command = Command::new(std::env::current_exe()?);
         let kind = self.kind.to_possible_value();
-        command.arg("role").arg(kind.as_ref().map_or("", |kind| kind.get_name()));
-        command.arg("--socket").arg(&self.socket).args(["--queue", &self.queue]);
+        command
+            .arg("role")
+            .arg(kind.as_ref().map_or("", |kind| kind.get_name()));
+        command
+            .arg("--socket")
+            .arg(&self.socket)
+            .args(["--queue", &self.queue]);
         command.args(["--confirm", &self.confirm]);
         for (name, value) in [("--count", self.count), ("--size", self.size as u64)] {
             command.args([name, &value.to_string()]);
@@ -73,9 +78,17 @@ impl Role {
         for (name, value) in [("--batch", self.batch as u64), ("--rate", self.rate)] {
             command.args([name, &value.to_string()]);
         }
-        command.args(self.spin.then_some("--spin")).args(self.times.then_some("--times"));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let out = child.stdout.take().ok_or_else(|| std::io::Error::other("no output"))?;
+        command
+            .args(self.spin.then_some("--spin"))
+            .args(self.times.then_some("--times"));
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let out = child
+            .stdout
+            .take()
+            .ok_or_else(|| std::io::Error::other("no output"))?;
         let mut process = Process {
             child,
             out: BufReader::new(out),
@@ -107,7 +120,11 @@ impl Role {
             _ => Confirm::Accepted,
         };
         // Pipelined confirmation: sends are accepted, and one flush a batch.
-        let each = if self.batch == 1 { confirm } else { Confirm::Accepted };
+        let each = if self.batch == 1 {
+            confirm
+        } else {
+            Confirm::Accepted
+        };
         let options = ProducerOptions::new().confirm(each);
         let producer = client.producer_with(&self.queue, options)?;
         let mut report = Report::default();
@@ -119,7 +136,11 @@ impl Role {
             if let Some(elapsed) = (sent * 1_000_000_000).checked_div(self.rate) {
                 sleep_until_ns(start + elapsed);
             }
-            let before = if self.times || self.rate > 0 { now_ns() } else { 0 };
+            let before = if self.times || self.rate > 0 {
+                now_ns()
+            } else {
+                0
+            };
             if let Some(stamp) = payload.get_mut(..8) {
                 stamp.copy_from_slice(&before.to_ne_bytes());
             }
@@ -162,7 +183,9 @@ impl Role {
             for message in &messages {
                 report.count += 1;
                 if let (true, Some(stamp)) = (self.times, message.payload().first_chunk()) {
-                    report.times_ns.push(report.end_ns - u64::from_ne_bytes(*stamp));
+                    report
+                        .times_ns
+                        .push(report.end_ns - u64::from_ne_bytes(*stamp));
                 }
                 if self.count > 0 && report.count % tenth == 0 {
                     report.times_ns.push(report.end_ns);
@@ -179,7 +202,9 @@ impl Role {
             return Ok(consumer.try_recv()?.into_iter().collect());
         }
         let first = consumer.recv_timeout(Duration::from_millis(100))?;
-        let Some(first) = first else { return Ok(Vec::new()) };
+        let Some(first) = first else {
+            return Ok(Vec::new());
+        };
         let mut messages = vec![first];
         while messages.len() < self.batch {
             match consumer.try_recv()? {
@@ -259,7 +284,9 @@ impl Process {
         let mut line = String::new();
         self.out.read_line(&mut line)?;
         if line.is_empty() {
-            return Err(std::io::Error::other("a process of the measurement has failed"));
+            return Err(std::io::Error::other(
+                "a process of the measurement has failed",
+            ));
         }
         Ok(line)
     }
@@ -286,7 +313,10 @@ impl Process {
         let report = Report {
             end_ns: end.parse().map_err(|_| odd())?,
             count: count.parse().map_err(|_| odd())?,
-            times_ns: times.split_whitespace().filter_map(|time| time.parse().ok()).collect(),
+            times_ns: times
+                .split_whitespace()
+                .filter_map(|time| time.parse().ok())
+                .collect(),
         };
         self.child.wait()?;
         Ok(report)

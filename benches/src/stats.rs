@@ -5,7 +5,9 @@ use std::time::Duration;
 /// Nanoseconds of the machine's monotonic clock.
 pub fn now_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
-    now.map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
+    now.map_or(0, |now| {
+        now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
+    })
 }
 
 /// Sleeps until then, by the clock of [`now_ns`].

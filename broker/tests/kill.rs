@@ -294,7 +294,8 @@ fn clients_that_sleep_when_the_broker_dies_are_woken_by_the_next() {
         .unwrap();
     receiver.join().unwrap();
 
-    let mut consumer = client.consumer("jobs").unwrap();
+    let options = ConsumerOptions::new().window(2000);
+    let mut consumer = client.consumer_with("jobs", options).unwrap();
     let messages = receive(&mut consumer, 1 + sent as usize + 300);
     let of_two: Vec<u64> = messages
         .iter()

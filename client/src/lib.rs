@@ -6,7 +6,8 @@
 //! let client = ringmain::Client::connect()?;
 //! client.create_queue("jobs", &ringmain::QueueSettings::default())?;
 //! client.producer("jobs")?.send("hello")?;
-//! let message = client.consumer("jobs")?.recv()?;
+//! let mut consumer = client.consumer("jobs")?;
+//! let message = consumer.recv()?;
 //! println!("{}", String::from_utf8_lossy(message.payload()));
 //! message.ack()?;
 //! # Ok(())
@@ -90,3 +91,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// The examples of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

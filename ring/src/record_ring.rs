@@ -224,7 +224,7 @@ impl Writer {
     /// Begins a record: writes its header and gives the room for its content,
     /// or [`Full`]. Nothing is visible to the reader before
     /// [`Writer::publish`]. `kind` must not be 0.
-    #[inline]
+    #[inline(always)]
     pub fn begin<'a>(
         &mut self,
         ring: Ring<'a>,
@@ -232,25 +232,42 @@ impl Writer {
         flags: u16,
         content: usize,
     ) -> Result<Result<Slot<'a>, Full>, Damaged> {
-        if !self.fits(ring, content)? {
+        let size = ring.area.size();
+        if content > size {
             return Ok(Err(Full));
         }
-        let mut offset = ring.offset(self.next);
-        let to_end = ring.area.size() - offset;
-        if record_bytes(content) > to_end {
-            let padding = (to_end - RECORD_HEADER_BYTES) as u32;
-            ring.area.store(offset, pack(PADDING, 0, padding));
-            self.next += to_end as u64;
-            offset = 0;
+        let record = record_bytes(content);
+        let in_one_piece = ring.offset(self.next) + record <= size;
+        let known_to_fit = self.used() + record as u64 <= size as u64;
+        if !(in_one_piece && known_to_fit) && !self.make_room(ring, content)? {
+            return Ok(Err(Full));
         }
-        ring.area.store(offset, pack(kind, flags, content as u32));
         let position = self.next;
-        self.next += record_bytes(content) as u64;
+        let offset = ring.offset(position);
+        ring.area.store(offset, pack(kind, flags, content as u32));
+        self.next += record as u64;
         Ok(Ok(Slot {
             area: ring.area,
             offset: offset + RECORD_HEADER_BYTES,
             position,
         }))
+    }
+
+    /// The rarer part of [`Writer::begin`]: asks the reader's cursor, and pads
+    /// up to the ring's end if the record would wrap.
+    #[cold]
+    fn make_room(&mut self, ring: Ring<'_>, content: usize) -> Result<bool, Damaged> {
+        if !self.fits(ring, content)? {
+            return Ok(false);
+        }
+        let offset = ring.offset(self.next);
+        let to_end = ring.area.size() - offset;
+        if record_bytes(content) > to_end {
+            let padding = (to_end - RECORD_HEADER_BYTES) as u32;
+            ring.area.store(offset, pack(PADDING, 0, padding));
+            self.next += to_end as u64;
+        }
+        Ok(true)
     }
 
     /// Makes all records begun so far visible, by one store.

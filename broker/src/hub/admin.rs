@@ -84,7 +84,8 @@ impl Hub {
         created_ms: u64,
         ticket: Ticket,
     ) -> Option<AdminReply> {
-        if let Err(error) = control::check_queue_name(name).and(control::check_settings(&settings)) {
+        if let Err(error) = control::check_queue_name(name).and(control::check_settings(&settings))
+        {
             return Some(Err(error));
         }
         let same = |row: &QueueRow| match row.settings == settings {
@@ -94,7 +95,8 @@ impl Hub {
         if let Some(&queue) = self.by_name.get(name) {
             return Some(same(&self.queue(queue).row));
         }
-        let wanted = |change: &Change| matches!(change, Change::Create { row, .. } if row.name == name);
+        let wanted =
+            |change: &Change| matches!(change, Change::Create { row, .. } if row.name == name);
         if let Some(op) = self.admin.find(wanted) {
             if let Change::Create { row, .. } = &op.change
                 && let Err(error) = same(row)
@@ -122,7 +124,8 @@ impl Hub {
             return Some(Err(Error::NoSuchQueue(name.to_owned())));
         };
         let number = self.queue(queue).number;
-        let wanted = |change: &Change| matches!(change, Change::Delete { number: n, .. } if *n == number);
+        let wanted =
+            |change: &Change| matches!(change, Change::Delete { number: n, .. } if *n == number);
         match self.admin.find(wanted) {
             Some(op) => op.tickets.push(ticket),
             None => self.change(Change::Delete { queue, number }, vec![ticket]),
@@ -163,7 +166,8 @@ impl Hub {
             }
         }
         let messages = &self.messages;
-        self.delayed.retain(|delayed| messages[delayed.0.1].queue != index);
+        self.delayed
+            .retain(|delayed| messages[delayed.0.1].queue != index);
         for message in self.messages.of_queue(index) {
             self.purge(message);
         }
@@ -186,7 +190,9 @@ impl Hub {
     }
 
     fn lose_queue(&mut self, slot: SessionSlot, queue: u32, port: &mut impl Port) {
-        let Some(session) = self.sessions[slot as usize].as_mut() else { return };
+        let Some(session) = self.sessions[slot as usize].as_mut() else {
+            return;
+        };
         for (attachment, held) in session.attachments.iter_mut().enumerate() {
             if held.queue == queue {
                 held.queue = NONE;
@@ -221,7 +227,10 @@ impl Hub {
             return Ok((index as u32, number, settings));
         }
         if held.len() == ringmain_ring::layout::ATTACHMENTS_MAX {
-            return Err(Error::Full(format!("the session is attached to {} queues already", held.len())));
+            return Err(Error::Full(format!(
+                "the session is attached to {} queues already",
+                held.len()
+            )));
         }
         let index = self.add_attachment(slot, queue, purpose, window);
         Ok((index, number, settings))
@@ -265,7 +274,11 @@ impl Hub {
 
     /// Every queue, by name.
     pub fn queue_list(&self) -> Vec<QueueInfo> {
-        let mut queues: Vec<QueueInfo> = self.by_name.values().map(|&queue| self.info(queue)).collect();
+        let mut queues: Vec<QueueInfo> = self
+            .by_name
+            .values()
+            .map(|&queue| self.info(queue))
+            .collect();
         queues.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         queues
     }

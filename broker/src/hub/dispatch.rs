@@ -2,7 +2,7 @@
 
 use super::message::{Message, MessageIndex, NONE, Place, State};
 use super::port::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
-use super::{Attachment, Hub, Lease};
+use super::{Attachment, Hub, Lease, Silent};
 use crate::store::{LoadedBlock, QueueNumber};
 
 /// Deliveries of one queue before another gets its turn.
@@ -25,9 +25,13 @@ impl Hub {
     /// whether there may be more.
     pub fn dispatch(&mut self, port: &mut impl Port) -> bool {
         for _ in 0..self.runnable.len() {
-            let Some(queue) = self.runnable.pop_front() else { break };
+            let Some(queue) = self.runnable.pop_front() else {
+                break;
+            };
             // A queue that was deleted meanwhile is gone from its place.
-            let Some(entry) = self.queues[queue as usize].as_mut() else { continue };
+            let Some(entry) = self.queues[queue as usize].as_mut() else {
+                continue;
+            };
             entry.runnable = false;
             if self.run_queue(queue, port) == Turn::Over {
                 self.make_runnable(queue);
@@ -72,9 +76,9 @@ impl Hub {
             None => Some(queue.gap.start),
         };
         if let Some(from) = from
-            && !queue.loading
+            && queue.reading.is_none()
         {
-            queue.loading = true;
+            queue.reading = Some(queue.committed);
             port.read(queue.number, from);
         }
         // A returned message whose payload is on its way does not hold up the
@@ -82,15 +86,17 @@ impl Hub {
         queue.ready.first()
     }
 
-    /// The consumer with the fewest leases among those with room.
+    /// The consumer with the fewest leases among those with room, and that are
+    /// heard of.
     fn choose_consumer(&self, queue: u32) -> Option<(SessionSlot, u32)> {
         let mut best = None;
-        let mut fewest = u32::MAX;
+        let mut least = (Silent::Stuck, 0);
         for &(slot, index) in &self.queue(queue).consumers {
             let session = self.session(slot);
             let Attachment { window, live, .. } = session.attachments[index as usize];
-            if live < window && live < fewest && !session.blocked {
-                fewest = live;
+            let load = (session.silent, live);
+            if live < window && load < least && !session.blocked {
+                least = load;
                 best = Some((slot, index));
             }
         }
@@ -123,10 +129,16 @@ impl Hub {
         port: &mut impl Port,
     ) -> bool {
         let message = &self.messages[index];
-        let Some(queue) = self.queues[message.queue as usize].as_mut() else { return false };
+        let Some(queue) = self.queues[message.queue as usize].as_mut() else {
+            return false;
+        };
         let deadline_ns = self.now_ns + queue.row.settings.visibility_timeout_ms * 1_000_000;
         let payload = match message.place {
-            Place::Ring { slot, offset } => Payload::Ring { slot, offset, len: message.len },
+            Place::Ring { slot, offset } => Payload::Ring {
+                slot,
+                offset,
+                len: message.len,
+            },
             Place::Block { block, index } => match &self.blocks[block as usize] {
                 Some(cached) => Payload::Block(cached.block.payload(index)),
                 None => return false,
@@ -149,7 +161,9 @@ impl Hub {
             history: message.history,
             payload,
         });
-        let Some(delivery_position) = delivered else { return false };
+        let Some(delivery_position) = delivered else {
+            return false;
+        };
         self.counters.deliveries += 1;
         self.counters.redeliveries += u64::from(message.history.was_leased());
         queue.leased += 1;
@@ -180,16 +194,21 @@ impl Hub {
 
     /// Blocks that [`Port::read`] asked for, from position `from` on.
     pub fn loaded(&mut self, number: QueueNumber, from: u64, blocks: &[LoadedBlock]) {
-        let Some(&queue) = self.by_number.get(&number) else { return };
-        self.queue_mut(queue).loading = false;
-        if blocks.is_empty() {
-            self.nothing_stored_from(queue, from);
-        }
+        let Some(&queue) = self.by_number.get(&number) else {
+            return;
+        };
+        let Some(end) = self.queue_mut(queue).reading.take() else { return };
         // Only a read that began at the gap's start says what comes next; one
         // for a returned message may have begun further on.
         let contiguous = from <= self.queue(queue).gap.start;
+        let mut at = from;
         for loaded in blocks {
+            self.skip_settled(queue, at..loaded.first, contiguous);
             self.take_block(queue, loaded, contiguous);
+            at = loaded.first + u64::from(loaded.block.len());
+        }
+        if blocks.is_empty() {
+            self.skip_settled(queue, from..end, contiguous);
         }
         let entry = self.queue_mut(queue);
         if !entry.is_behind() {
@@ -205,16 +224,21 @@ impl Hub {
         self.make_runnable(queue);
     }
 
-    /// The store has no unsettled message from `from` on: so much of the gap is
-    /// empty, and returned messages there were settled before a crash.
-    fn nothing_stored_from(&mut self, queue: u32, from: u64) {
-        let entry = self.queue_mut(queue);
-        if !entry.gap.is_empty() && from <= entry.gap.start {
-            entry.gap.start = entry.gap.end;
+    /// The store has no unsettled message in this range: the gap has none there,
+    /// and returned messages there were settled before a crash.
+    fn skip_settled(&mut self, queue: u32, range: std::ops::Range<u64>, contiguous: bool) {
+        if range.is_empty() {
+            return;
         }
-        let gone = entry.known.split_off(&from);
-        for (_, message) in gone {
-            self.drop_if_settled_before(message);
+        let entry = self.queue_mut(queue);
+        if contiguous {
+            entry.gap.start = entry.gap.start.max(range.end.min(entry.gap.end));
+        }
+        let gone: Vec<u64> = entry.known.range(range).map(|(&position, _)| position).collect();
+        for position in gone {
+            if let Some(message) = self.queue_mut(queue).known.remove(&position) {
+                self.drop_if_settled_before(message);
+            }
         }
     }
 
@@ -283,7 +307,13 @@ impl Hub {
         })
     }
 
-    fn set_from_block(&mut self, message: MessageIndex, block: u32, loaded: &LoadedBlock, index: u32) {
+    fn set_from_block(
+        &mut self,
+        message: MessageIndex,
+        block: u32,
+        loaded: &LoadedBlock,
+        index: u32,
+    ) {
         let head = loaded.block.message(index);
         let target = &mut self.messages[message];
         target.session = head.session;

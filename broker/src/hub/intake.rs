@@ -1,8 +1,8 @@
 //! What a submission does, record by record.
 
-use super::message::{MessageIndex, Message, NONE, Place, State};
+use super::message::{Message, MessageIndex, NONE, Place, State};
 use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot};
-use super::{Attachment, Hub, Lease};
+use super::{Attachment, Hub, Lease, Silent};
 use ringmain::ErrorCode;
 use ringmain::control::Purpose;
 use ringmain::record::{self, Answer};
@@ -23,8 +23,13 @@ impl Hub {
         let session = self.session_mut(slot);
         session.taken_in = end;
         let half_full = end - session.frozen > session.ring_bytes / 2;
+        let was_silent = session.silent != Silent::No;
         self.close_wanted |= half_full;
         self.mark_dirty(slot);
+        if was_silent {
+            self.session_mut(slot).silent = Silent::No;
+            self.offer_messages(slot);
+        }
     }
 
     /// A send, with its payload in the session's submission ring at `offset`.
@@ -39,7 +44,11 @@ impl Hub {
         let session = self.session(slot);
         let number = session.number;
         let queue = match session.attachments.get(send.attachment as usize) {
-            Some(&Attachment { queue, purpose: Purpose::Produce, .. }) => queue,
+            Some(&Attachment {
+                queue,
+                purpose: Purpose::Produce,
+                ..
+            }) => queue,
             _ => return Err(Violation::Attachment(send.attachment)),
         };
         self.counters.sends += 1;
@@ -47,7 +56,10 @@ impl Hub {
             self.refuse(slot, position, ErrorCode::NoSuchQueue, port);
             return Ok(());
         }
-        let place = Place::Ring { slot, offset: send.payload_offset };
+        let place = Place::Ring {
+            slot,
+            offset: send.payload_offset,
+        };
         if !self.orphans.is_empty()
             && let Some(index) = self.orphans.remove(&(number, position))
         {
@@ -93,7 +105,11 @@ impl Hub {
     fn next_order(&mut self) -> u64 {
         let order = self.next_order;
         self.next_order += 1;
-        if self.ages.back().is_none_or(|&(_, when)| when != self.now_ns) {
+        if self
+            .ages
+            .back()
+            .is_none_or(|&(_, when)| when != self.now_ns)
+        {
             self.ages.push_back((order, self.now_ns));
         }
         order
@@ -116,7 +132,10 @@ impl Hub {
 
     fn refuse(&mut self, slot: SessionSlot, position: u64, code: ErrorCode, port: &mut impl Port) {
         self.counters.refused += 1;
-        let answer = Answer::Refused { position, code: code as u16 };
+        let answer = Answer::Refused {
+            position,
+            code: code as u16,
+        };
         self.answer(slot, position, answer, port);
     }
 
@@ -127,14 +146,22 @@ impl Hub {
 
     /// An ack of one lease, by the record at `position`.
     #[inline]
-    pub fn ack(&mut self, slot: SessionSlot, position: u64, lease: record::Lease, port: &mut impl Port) {
+    pub fn ack(
+        &mut self,
+        slot: SessionSlot,
+        position: u64,
+        lease: record::Lease,
+        port: &mut impl Port,
+    ) {
         if !self.holds(slot, lease) {
             return self.lease_lost(slot, position, lease, LeaseState::Acked, port);
         }
         self.counters.acks += 1;
         let message = self.leases[lease.entry as usize].message;
         self.end_lease(lease.entry, LeaseState::Acked, false, port);
-        self.session_mut(slot).ends.push_back((position, lease.entry));
+        self.session_mut(slot)
+            .ends
+            .push_back((position, lease.entry));
         self.settle(message);
     }
 
@@ -155,16 +182,21 @@ impl Hub {
         self.counters.returned += 1;
         let message = self.leases[lease.entry as usize].message;
         self.end_lease(lease.entry, LeaseState::Nacked, counted, port);
-        self.session_mut(slot).ends.push_back((position, lease.entry));
+        self.session_mut(slot)
+            .ends
+            .push_back((position, lease.entry));
         if delay_ms == 0 {
             return self.put_back(message);
         }
         self.messages[message].state = State::Delayed;
-        let due = self.now_ns.saturating_add(delay_ms.saturating_mul(1_000_000));
+        let due = self
+            .now_ns
+            .saturating_add(delay_ms.saturating_mul(1_000_000));
         self.delayed.push(Reverse((due, message)));
     }
 
-    /// Makes a lease last for `duration_ms` from now on, at most a week.
+    /// Makes a lease last for `duration_ms` from now on, at most a week. Never
+    /// makes it shorter.
     pub fn extend(
         &mut self,
         slot: SessionSlot,
@@ -177,10 +209,10 @@ impl Hub {
         if !self.holds(slot, lease) {
             return self.lease_lost(slot, position, lease, LeaseState::Leased, port);
         }
-        let deadline = self.now_ns + duration_ms.min(WEEK_MS) * 1_000_000;
-        self.leases[lease.entry as usize].deadline_ns = deadline;
-        self.next_expiry_ns = self.next_expiry_ns.min(deadline);
-        port.lease_deadline(lease.entry, deadline);
+        let asked = self.now_ns + duration_ms.min(WEEK_MS) * 1_000_000;
+        let held = &mut self.leases[lease.entry as usize];
+        held.deadline_ns = held.deadline_ns.max(asked);
+        port.lease_deadline(lease.entry, held.deadline_ns);
     }
 
     /// Asks for everything before `end` to be stored soon.
@@ -222,7 +254,12 @@ impl Hub {
         }
         self.counters.leases_lost += 1;
         let delivery_position = lease.delivery_position;
-        self.answer(slot, position, Answer::LeaseLost { delivery_position }, port);
+        self.answer(
+            slot,
+            position,
+            Answer::LeaseLost { delivery_position },
+            port,
+        );
     }
 
     /// Ends a live lease in every count but not what becomes of its message.
@@ -234,7 +271,12 @@ impl Hub {
         counted: bool,
         port: &mut impl Port,
     ) {
-        let Lease { message, holder, attachment, .. } = self.leases[entry as usize];
+        let Lease {
+            message,
+            holder,
+            attachment,
+            ..
+        } = self.leases[entry as usize];
         self.leases[entry as usize].state = state;
         if state != LeaseState::Acked {
             let history = self.messages[message].history.after_lease(counted);
@@ -262,7 +304,13 @@ impl Hub {
 
     /// The message may be leased again now.
     pub(super) fn put_back(&mut self, message: MessageIndex) {
-        let Message { queue, order, place, has_position, .. } = self.messages[message];
+        let Message {
+            queue,
+            order,
+            place,
+            has_position,
+            ..
+        } = self.messages[message];
         if place == Place::Away {
             if !has_position {
                 // The replay has yet to find its send, and then calls again.
@@ -342,7 +390,11 @@ impl Hub {
         }
         due.sort_unstable();
         for (_, delivery_position, entry) in due {
-            let counted = port.taken(self.leases[entry as usize].holder, delivery_position);
+            let holder = self.leases[entry as usize].holder;
+            let counted = port.taken(holder, delivery_position);
+            let silent = if counted { Silent::Busy } else { Silent::Stuck };
+            let session = self.session_mut(holder);
+            session.silent = session.silent.max(silent);
             self.give_back(entry, LeaseState::Expired, counted, port);
         }
         self.next_expiry_ns = earliest.max(self.now_ns + LOOK_INTERVAL_NS);

@@ -129,7 +129,9 @@ impl Messages {
     /// All messages of a queue.
     pub fn of_queue(&self, queue: u32) -> Vec<MessageIndex> {
         let of_queue = |index: &MessageIndex| self.slots[*index as usize].queue == queue;
-        (0..self.slots.len() as MessageIndex).filter(of_queue).collect()
+        (0..self.slots.len() as MessageIndex)
+            .filter(of_queue)
+            .collect()
     }
 
     /// How many messages are in the slab.

@@ -18,7 +18,7 @@
 //! Beside that it has a place in the order of commits: while its send is not
 //! committed its bytes lie in its sender's ring; the round that commits the send
 //! either finds it settled and leaves it out, or gives it a position in its
-//! queue and stores it. See [`round`] for rounds, and [`recover`] for what a
+//! queue and stores it. See `round.rs` for rounds, and `recover.rs` for what a
 //! successor does.
 
 mod admin;
@@ -70,6 +70,20 @@ struct Attachment {
     live: u32,
 }
 
+/// What is thought of a session that let a lease run out. Whatever it sends
+/// makes it an ordinary one again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Silent {
+    /// Nothing.
+    No,
+    /// It had taken the message: others are preferred.
+    Busy,
+    /// It had not even taken the message, and gets no more: it may stand still,
+    /// and what it was given would be nobody's for one visibility timeout after
+    /// the other. When it goes on it finds the delivery late, and says so.
+    Stuck,
+}
+
 /// One client's session.
 #[derive(Debug)]
 struct Session {
@@ -98,6 +112,8 @@ struct Session {
     ring_bytes: u64,
     /// Its delivery ring had no room at the last try.
     blocked: bool,
+    /// A lease of it ran out, and it has sent nothing since.
+    silent: Silent,
     /// It takes part in the next round.
     dirty: bool,
     /// No more records come; it goes when all is committed.
@@ -126,8 +142,12 @@ struct Queue {
     /// a predecessor stored, and those of `again` whose payload is away.
     /// [`NONE`]: settled since.
     known: BTreeMap<u64, MessageIndex>,
-    /// A read is under way.
-    loading: bool,
+    /// Messages before this position are committed.
+    committed: u64,
+    /// A read is under way, and this is what `committed` was when it began: what
+    /// it does not find before that was settled, and of the rest it knows
+    /// nothing.
+    reading: Option<u64>,
     /// Bytes in memory of messages that are stored: see [`memory_of`].
     cached_bytes: usize,
     /// Bytes that the round being written will add to those.
@@ -188,7 +208,10 @@ struct CachedBlock {
 
 /// Counters since the hub was made.
 #[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs, reason = "the fields of control::Stats say what they mean")]
+#[allow(
+    missing_docs,
+    reason = "the fields of control::Stats say what they mean"
+)]
 pub struct Counters {
     pub sends: u64,
     pub refused: u64,
@@ -347,7 +370,8 @@ impl Hub {
             gap: next..next,
             spilling: false,
             known: BTreeMap::new(),
-            loading: false,
+            committed: next,
+            reading: None,
             cached_bytes: 0,
             freezing_bytes: 0,
             consumers: Vec::new(),
@@ -377,6 +401,7 @@ impl Hub {
             flush: 0,
             ring_bytes: u64::from(ring_bytes),
             blocked: false,
+            silent: Silent::No,
             dirty: false,
             ended: false,
         });
@@ -406,7 +431,9 @@ impl Hub {
         let queue = self.queue_mut(queue);
         match purpose {
             Purpose::Produce => queue.producers -= 1,
-            Purpose::Consume => queue.consumers.retain(|&consumer| consumer != (slot, index)),
+            Purpose::Consume => queue
+                .consumers
+                .retain(|&consumer| consumer != (slot, index)),
         }
     }
 
@@ -419,6 +446,11 @@ impl Hub {
     /// The session's delivery ring has room again.
     pub fn unblock(&mut self, slot: SessionSlot) {
         self.session_mut(slot).blocked = false;
+        self.offer_messages(slot);
+    }
+
+    /// The session can be given messages that it could not before.
+    fn offer_messages(&mut self, slot: SessionSlot) {
         for index in 0..self.session(slot).attachments.len() {
             let Attachment { queue, purpose, .. } = self.session(slot).attachments[index];
             if queue != NONE && purpose == Purpose::Consume {

@@ -103,7 +103,7 @@ impl Hub {
             .collect();
         let mut messages = Vec::new();
         for row in rows {
-            let message = self.message_of(row, &slots);
+            let message = self.message_of(row, &slots, port);
             self.restore_lease(row, message, slots.get(&row.holder).copied(), port);
             if message != NONE {
                 messages.push(message);
@@ -122,12 +122,22 @@ impl Hub {
 
     /// The message that a row is about: one in the store, one whose send the
     /// replay will find, or none that is left.
-    fn message_of(&mut self, row: &LeaseRow, slots: &HashMap<u64, SessionSlot>) -> MessageIndex {
-        let Some(&queue) = self.by_number.get(&row.queue) else { return NONE };
+    fn message_of(
+        &mut self,
+        row: &LeaseRow,
+        slots: &HashMap<u64, SessionSlot>,
+        port: &mut impl Port,
+    ) -> MessageIndex {
+        let Some(&queue) = self.by_number.get(&row.queue) else {
+            return NONE;
+        };
         let uncommitted = slots
             .get(&row.session)
             .is_some_and(|&slot| row.position >= self.session(slot).committed);
         if uncommitted {
+            // The position is of a round that never was, and may be another
+            // message's by the time that this one's send is committed.
+            port.lease_position(row.entry, 0);
             let identity = (row.session, row.position);
             if let Some(&message) = self.orphans.get(&identity) {
                 return message;
@@ -137,7 +147,9 @@ impl Hub {
             return message;
         }
         // Committed without a position: it was settled by then.
-        let Some(position) = row.queue_position.checked_sub(1) else { return NONE };
+        let Some(position) = row.queue_position.checked_sub(1) else {
+            return NONE;
+        };
         match self.queue(queue).known.get(&position) {
             Some(&message) => message,
             None => {
@@ -182,7 +194,11 @@ impl Hub {
         let mut history = row.history;
         if state == LeaseState::Leased && (message == NONE || attachment.is_none()) {
             // Its message or its holder is gone, committed in full.
-            state = if message == NONE { LeaseState::Acked } else { LeaseState::Returned };
+            state = if message == NONE {
+                LeaseState::Acked
+            } else {
+                LeaseState::Returned
+            };
             history = history.after_lease(false);
             port.lease_state(row.entry, state, history);
         }
@@ -213,7 +229,10 @@ impl Hub {
         let &queue = self.by_number.get(&number)?;
         let attachments = &self.session(slot).attachments;
         let consumes = |a: &super::Attachment| a.queue == queue && a.purpose == Purpose::Consume;
-        attachments.iter().position(consumes).map(|index| index as u32)
+        attachments
+            .iter()
+            .position(consumes)
+            .map(|index| index as u32)
     }
 
     /// The state of a message follows from its leases: settled if one was acked,
@@ -230,7 +249,9 @@ impl Hub {
             }
             entry = lease.next;
         }
-        let Message { queue, send_done, .. } = self.messages[message];
+        let Message {
+            queue, send_done, ..
+        } = self.messages[message];
         // The store has counted what lies there, and nobody the rest.
         match (send_done, acked) {
             (true, true) => self.queue_mut(queue).messages -= 1,

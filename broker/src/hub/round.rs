@@ -189,11 +189,18 @@ impl Hub {
             Close::Due { linger_ns } => linger_ns,
         };
         let someone_waits = |session: &super::Session| session.flush > session.frozen;
-        let sessions = || self.dirty.iter().filter_map(|&slot| self.sessions[slot as usize].as_ref());
+        let sessions = || {
+            self.dirty
+                .iter()
+                .filter_map(|&slot| self.sessions[slot as usize].as_ref())
+        };
         if sessions().any(someone_waits) {
             return self.next_order;
         }
-        let mut cut = sessions().map(|session| self.pressed_cut(session)).max().unwrap_or(0);
+        let mut cut = sessions()
+            .map(|session| self.pressed_cut(session))
+            .max()
+            .unwrap_or(0);
         let old = self.now_ns.saturating_sub(linger_ns);
         while let Some(&(order, when)) = self.ages.front() {
             if when > old {
@@ -227,14 +234,21 @@ impl Hub {
         }
         let in_first_half =
             |index: &&MessageIndex| self.messages[**index].position < session.frozen + half;
-        let last = session.sends.iter().take_while(in_first_half).filter(unsettled).last();
+        let last = session
+            .sends
+            .iter()
+            .take_while(in_first_half)
+            .filter(unsettled)
+            .last();
         last.map_or(0, |&last| self.messages[last].order + 1)
     }
 
     /// Takes the session's prefix: passes settled sends, collects those that
     /// are due, and stops at the first other one.
     fn freeze_session(&mut self, slot: SessionSlot, cut: u64, round: &mut InFlight) {
-        let Some(session) = self.sessions[slot as usize].as_mut() else { return };
+        let Some(session) = self.sessions[slot as usize].as_mut() else {
+            return;
+        };
         let mut end = session.taken_in;
         while let Some(session) = self.sessions[slot as usize].as_mut()
             && let Some(&index) = session.sends.front()
@@ -262,7 +276,11 @@ impl Hub {
         if end > session.frozen || (session.ended && end == session.taken_in) {
             session.frozen = end;
             let answer_tail = session.answer_tail;
-            round.parts.push(SessionPart { slot, end, answer_tail });
+            round.parts.push(SessionPart {
+                slot,
+                end,
+                answer_tail,
+            });
         }
         if end < session.taken_in {
             self.mark_dirty(slot);
@@ -304,7 +322,9 @@ impl Hub {
             if acked {
                 round.settled.push((queue, message.order));
             } else if message.state != State::Settled {
-                round.attempts.push((queue, message.order, message.history.bits()));
+                round
+                    .attempts
+                    .push((queue, message.order, message.history.bits()));
             }
         }
         self.unchain(index, entry);
@@ -383,7 +403,12 @@ impl Hub {
     /// What one queue may keep in memory.
     fn cache_share(&self) -> usize {
         const LEAST: usize = 256 * 1024;
-        let users = self.queues.iter().flatten().filter(|queue| queue.cached_bytes > 0).count();
+        let users = self
+            .queues
+            .iter()
+            .flatten()
+            .filter(|queue| queue.cached_bytes > 0)
+            .count();
         (self.limits.cache_bytes / users.max(1)).max(LEAST.min(self.limits.cache_bytes))
     }
 
@@ -431,12 +456,17 @@ impl Hub {
 
     /// From this message of the round on, the queue goes on in the store alone.
     fn spill_from(&mut self, index: MessageIndex) {
-        let Some(queue) = self.queues[self.messages[index].queue as usize].as_mut() else { return };
+        let Some(queue) = self.queues[self.messages[index].queue as usize].as_mut() else {
+            return;
+        };
         let rest = queue.ready.split_off(&mut self.messages, index);
         for message in rest.iter(&self.messages).collect::<Vec<_>>() {
             self.messages[message].state = State::Later;
         }
-        debug_assert!(queue.later.is_empty(), "a queue with a gap has nothing new in `ready`");
+        debug_assert!(
+            queue.later.is_empty(),
+            "a queue with a gap has nothing new in `ready`"
+        );
         queue.later = rest;
         queue.spilling = true;
     }
@@ -446,10 +476,17 @@ impl Hub {
         round.settled.sort_unstable();
         for run in round.settled.chunk_by(|a, b| a.0 == b.0) {
             let positions = run.iter().map(|&(_, position)| position).collect();
-            writes.push(Write::Settle { queue: run[0].0, positions });
+            writes.push(Write::Settle {
+                queue: run[0].0,
+                positions,
+            });
         }
         for &(queue, position, attempts) in &round.attempts {
-            writes.push(Write::Attempts { queue, position, attempts });
+            writes.push(Write::Attempts {
+                queue,
+                position,
+                attempts,
+            });
         }
         round.settled.clear();
         round.attempts.clear();
@@ -472,10 +509,13 @@ impl Hub {
             taken[*append] += block.len() as usize;
             self.settle_in_block(block, &members[..block.len() as usize]);
         }
-        for (queue, _) in round.appends.drain(..) {
-            if let Some(queue) = self.queues[queue as usize].as_mut() {
+        for (index, _) in round.appends.drain(..) {
+            if let Some(queue) = self.queues[index as usize].as_mut() {
                 queue.spilling = false;
                 queue.freezing_bytes = 0;
+                queue.committed = queue.next;
+                // What fell out of memory can be read now.
+                self.make_runnable(index);
             }
         }
         for entry in round.free.drain(..) {
@@ -488,6 +528,8 @@ impl Hub {
             let session = self.session(slot);
             if session.ended && session.committed == session.taken_in && session.ends.is_empty() {
                 self.sessions[slot as usize] = None;
+                // It may have been told to end while the round was written.
+                self.dirty.retain(|&dirty| dirty != slot);
                 finished.gone.push(slot);
             }
         }
@@ -525,7 +567,9 @@ impl Hub {
     /// The message, the oldest of `later`, is in the store alone from now on.
     fn evict(&mut self, index: MessageIndex) {
         let Message { queue, order, .. } = self.messages[index];
-        let Some(queue) = self.queues[queue as usize].as_mut() else { return };
+        let Some(queue) = self.queues[queue as usize].as_mut() else {
+            return;
+        };
         let oldest = queue.later.pop_front(&mut self.messages);
         debug_assert_eq!(oldest, Some(index));
         if queue.gap.is_empty() {

@@ -1,1 +1,4 @@
-//! Tests.
+//! Tests of the hub, alone.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod check;

@@ -68,7 +68,10 @@ impl LeaseTable {
     pub fn grow(&mut self) -> Option<u32> {
         let more = (self.rows + STEP).min(ROWS_MAX);
         let file = OpenOptions::new().write(true).open(&self.words.path).ok()?;
-        let (from, to) = (u64::from(self.rows) * ROW_BYTES, u64::from(more) * ROW_BYTES);
+        let (from, to) = (
+            u64::from(self.rows) * ROW_BYTES,
+            u64::from(more) * ROW_BYTES,
+        );
         if more == self.rows || segment::reserve(&file, &self.words.path, from, to).is_err() {
             return None;
         }
@@ -112,7 +115,8 @@ impl LeaseTable {
 
     /// Gives a row's message a position (plus one) in its queue.
     pub fn set_queue_position(&self, entry: LeaseEntry, queue_position: u64) {
-        self.words.set(entry as usize * ROW_WORDS + 3, queue_position);
+        self.words
+            .set(entry as usize * ROW_WORDS + 3, queue_position);
     }
 
     /// The rows in use.
@@ -172,7 +176,13 @@ mod tests {
             payload: Payload::Block(b""),
         };
         table.lease(&delivery, 640);
-        table.lease(&Delivery { entry: 6, ..delivery }, 720);
+        table.lease(
+            &Delivery {
+                entry: 6,
+                ..delivery
+            },
+            720,
+        );
         table.set_state(6, LeaseState::Free, History::default());
         table.set_queue_position(5, 12);
         table.set_deadline(5, 78);
@@ -180,9 +190,18 @@ mod tests {
         let rows = LeaseTable::open(dir.path()).unwrap().used_rows().unwrap();
         assert_eq!(rows.len(), 1);
         let row = rows[0];
-        assert_eq!((row.entry, row.state, row.queue), (5, LeaseState::Leased, 3));
-        assert_eq!((row.session, row.position, row.queue_position), (4, 128, 12));
-        assert_eq!((row.holder, row.delivery_position, row.deadline_ns), (9, 640, 78));
+        assert_eq!(
+            (row.entry, row.state, row.queue),
+            (5, LeaseState::Leased, 3)
+        );
+        assert_eq!(
+            (row.session, row.position, row.queue_position),
+            (4, 128, 12)
+        );
+        assert_eq!(
+            (row.holder, row.delivery_position, row.deadline_ns),
+            (9, 640, 78)
+        );
         assert_eq!(row.history.attempts(), 1);
     }
 

@@ -61,8 +61,9 @@ pub enum LedgerError {
     Segment(#[from] SegmentError),
     /// It was written by another version.
     #[error(
-        "{path} has version {found} of the ledger, this version of ringmain has {VERSION}: start \
-         the version that was running, and stop it when its clients have ended"
+        "{path} was written by another version of ringmain (version {found} of its layout), and \
+         may hold accepted messages: start that version, end its clients and stop it, then start \
+         this one"
     )]
     Version {
         /// The file.
@@ -243,7 +244,10 @@ impl Ledger {
     }
 
     fn log_range(&self) -> (u64, u64) {
-        (self.words.get(word::LOG_HEAD), self.words.get(word::LOG_TAIL))
+        (
+            self.words.get(word::LOG_HEAD),
+            self.words.get(word::LOG_TAIL),
+        )
     }
 
     fn log_word(index: u64) -> usize {
@@ -324,7 +328,10 @@ mod tests {
         drop(ledger);
         let found = Ledger::open(dir.path()).unwrap();
         assert_eq!((found.instance(), found.boot()), (7, 8));
-        assert_eq!((found.written(), found.committed(), found.finished()), (4, 5, 3));
+        assert_eq!(
+            (found.written(), found.committed(), found.finished()),
+            (4, 5, 3)
+        );
         assert_eq!(found.log(), [(1, 64), (2, 48)]);
     }
 
@@ -332,14 +339,25 @@ mod tests {
     fn a_full_log_keeps_the_newest_entry_of_each_pinned_session() {
         let (_dir, ledger) = ledger();
         // Session 1 is pinned at its first entry; 2 and 3 are always committed.
-        let committed = |session| if session == 1 { Some(0) } else { Some(u64::MAX) };
+        let committed = |session| {
+            if session == 1 {
+                Some(0)
+            } else {
+                Some(u64::MAX)
+            }
+        };
         ledger.log_intake(1, 8, committed);
         for round in 0..3 * LOG_ENTRIES {
             ledger.log_intake(2 + round % 2, 8 * round, committed);
         }
         let log = ledger.log();
         assert!(log.len() as u64 <= LOG_ENTRIES);
-        assert_eq!(log.iter().filter(|&&(session, _)| session == 1).collect::<Vec<_>>(), [&(1, 8)]);
+        assert_eq!(
+            log.iter()
+                .filter(|&&(session, _)| session == 1)
+                .collect::<Vec<_>>(),
+            [&(1, 8)]
+        );
     }
 
     #[test]
@@ -347,7 +365,10 @@ mod tests {
         let (dir, ledger) = ledger();
         ledger.words.set(word::VERSION, 99);
         let error = Ledger::open(dir.path()).unwrap_err();
-        assert!(matches!(error, LedgerError::Version { found: 99, .. }), "{error}");
+        assert!(
+            matches!(error, LedgerError::Version { found: 99, .. }),
+            "{error}"
+        );
         ledger.words.set(word::MAGIC, 1);
         let error = Ledger::open(dir.path()).unwrap_err();
         assert!(matches!(error, LedgerError::Corrupt { .. }), "{error}");

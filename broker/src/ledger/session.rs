@@ -7,7 +7,7 @@
 //!        5 gid              15 delivery cursor
 //!        6 submission | delivery ring bytes << 32
 //!        7 answer ring bytes
-//!       16 number of attachments    17 final position
+//!       16 number of attachments    17 final position    18 layout of the segment
 //!       64 attachments: queue | purpose << 32, window
 //! ```
 //!
@@ -23,7 +23,7 @@ use super::{LedgerError, Words};
 use crate::control::Peer;
 use crate::store::QueueNumber;
 use ringmain::control::Purpose;
-use ringmain_ring::layout::{ATTACHMENTS_MAX, Geometry};
+use ringmain_ring::layout::{ATTACHMENTS_MAX, Geometry, LAYOUT_VERSION};
 use std::path::{Path, PathBuf};
 
 const SESSION: usize = 2;
@@ -37,6 +37,7 @@ const SLOTS: usize = 9;
 const DELIVERY_CURSOR: usize = 15;
 const ATTACHMENTS: usize = 16;
 const FINAL_POSITION: usize = 17;
+const LAYOUT: usize = 18;
 const FIRST_ATTACHMENT: usize = 64;
 const BYTES: u64 = ((FIRST_ATTACHMENT + 2 * ATTACHMENTS_MAX) * 8) as u64;
 
@@ -76,7 +77,10 @@ impl SessionLedger {
     ) -> Result<SessionLedger, LedgerError> {
         let words = Words::create(Self::path(dir, session), BYTES, BYTES)?;
         words.set(SESSION, session);
-        words.set(PID_UID, u64::from(peer.pid as u32) | u64::from(peer.uid) << 32);
+        words.set(
+            PID_UID,
+            u64::from(peer.pid as u32) | u64::from(peer.uid) << 32,
+        );
         words.set(START_TIME, peer.start_time);
         words.set(GID, u64::from(peer.gid));
         let rings = u64::from(geometry.submission_bytes) | u64::from(geometry.delivery_bytes) << 32;
@@ -85,6 +89,7 @@ impl SessionLedger {
         words.set(SLOTS, NO_ROUND);
         words.set(SLOTS + 3, NO_ROUND);
         words.set(FINAL_POSITION, u64::MAX);
+        words.set(LAYOUT, u64::from(LAYOUT_VERSION));
         words.set(STATE, SessionState::Opening as u64);
         words.publish();
         Ok(SessionLedger { words })
@@ -96,7 +101,13 @@ impl SessionLedger {
         if words.get(SESSION) != session {
             return Err(words.corrupt("another session's number"));
         }
-        Ok(SessionLedger { words })
+        match words.get(LAYOUT) {
+            layout if layout == u64::from(LAYOUT_VERSION) => Ok(SessionLedger { words }),
+            found => Err(LedgerError::Version {
+                path: words.path,
+                found,
+            }),
+        }
     }
 
     /// Whose it is.
@@ -141,7 +152,11 @@ impl SessionLedger {
         // NO_ROUND comes first in this order.
         let age = |slot: &usize| self.words.get(*slot).wrapping_add(1);
         let [first, second] = [SLOTS, SLOTS + 3];
-        let slot = if age(&first) <= age(&second) { first } else { second };
+        let slot = if age(&first) <= age(&second) {
+            first
+        } else {
+            second
+        };
         self.words.set(slot, NO_ROUND);
         self.words.set(slot + 1, end);
         self.words.set(slot + 2, answer_tail);

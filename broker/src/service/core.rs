@@ -224,7 +224,9 @@ impl Core {
     /// Takes in a portion of the session's records. Returns whether there was
     /// any.
     fn take_in_session(&mut self, slot: SessionSlot) -> bool {
-        let Some(session) = self.io.session_mut(slot) else { return false };
+        let Some(session) = self.io.session_mut(slot) else {
+            return false;
+        };
         if session.state != SessionState::Open || session.broken.is_some() {
             return false;
         }
@@ -287,13 +289,19 @@ impl Core {
         any
     }
 
-    fn apply(&mut self, slot: SessionSlot, map: &SessionMap, record: &Record) -> Result<(), String> {
+    fn apply(
+        &mut self,
+        slot: SessionSlot,
+        map: &SessionMap,
+        record: &Record,
+    ) -> Result<(), String> {
         let ring = map.submission();
         let (hub, io, position) = (&mut self.hub, &mut self.io, record.position);
         match record.kind {
             submission::SEND => {
                 let send = record::Send::read(record, ring).map_err(|e| e.to_string())?;
-                hub.send(slot, position, &send, io).map_err(|e| e.to_string())?;
+                hub.send(slot, position, &send, io)
+                    .map_err(|e| e.to_string())?;
             }
             submission::ACK | submission::NACK | submission::EXTEND => {
                 let leases = record::Leases::read(record, ring).map_err(|e| e.to_string())?;
@@ -334,7 +342,8 @@ impl Core {
                 false
             }
             None => {
-                self.io.break_session(slot, "impossible cursor of the delivery ring".to_owned());
+                self.io
+                    .break_session(slot, "impossible cursor of the delivery ring".to_owned());
                 false
             }
         });
@@ -352,7 +361,11 @@ impl Core {
         if self.hub.round_in_flight() || !self.hub.has_uncommitted() {
             return Ok(false);
         }
-        let wait = if self.disk_full { FULL_DISK_LOOK_NS } else { LINGER_NS };
+        let wait = if self.disk_full {
+            FULL_DISK_LOOK_NS
+        } else {
+            LINGER_NS
+        };
         let due = self.now_ns >= self.last_close_ns + wait;
         if !due && !self.hub.close_wanted() {
             return Ok(false);
@@ -361,7 +374,9 @@ impl Core {
         self.look_at_disk()?;
         let close = match self.disk_full {
             true => Close::SettledOnly,
-            false => Close::Due { linger_ns: LINGER_NS },
+            false => Close::Due {
+                linger_ns: LINGER_NS,
+            },
         };
         self.close_round_as(close);
         Ok(true)
@@ -369,9 +384,16 @@ impl Core {
 
     /// Closes a round, and commits it at once if it has nothing to write.
     pub fn close_round_as(&mut self, close: Close) {
-        let Some(frozen) = self.hub.close(close, &mut self.io) else { return };
+        let Some(frozen) = self.hub.close(close, &mut self.io) else {
+            return;
+        };
         let round = self.hub.round_number();
-        for &SessionPart { slot, end, answer_tail } in self.hub.round_parts() {
+        for &SessionPart {
+            slot,
+            end,
+            answer_tail,
+        } in self.hub.round_parts()
+        {
             if let Some(session) = self.io.session(slot) {
                 session.ledger.freeze(round, end, answer_tail);
             }
@@ -382,7 +404,11 @@ impl Core {
             return;
         }
         let maps = self.maps_of(&frozen);
-        self.jobs.push(Job::Commit(CommitJob { round, frozen, maps }));
+        self.jobs.push(Job::Commit(CommitJob {
+            round,
+            frozen,
+            maps,
+        }));
     }
 
     fn maps_of(&self, frozen: &FrozenRound) -> Vec<(SessionSlot, Arc<SessionMap>)> {
@@ -425,13 +451,22 @@ impl Core {
         let all_synced = self.last_batch <= self.synced_round;
         let mut sync_wanted = false;
         for index in 0..self.hub.round_parts().len() {
-            let SessionPart { slot, end, answer_tail } = self.hub.round_parts()[index];
+            let SessionPart {
+                slot,
+                end,
+                answer_tail,
+            } = self.hub.round_parts()[index];
             if let Some(session) = self.io.session_mut(slot) {
                 session.confirm(end, answer_tail, all_synced);
                 sync_wanted |= session.flush_synced > session.synced && session.flush_synced <= end;
                 // A sender is not woken for a little room that it fills at once.
-                let room = if session.is_half_free() { client::ROOM } else { 0 };
-                self.io.touch(slot, client::ANSWERS | client::CONFIRMATION | room);
+                let room = if session.is_half_free() {
+                    client::ROOM
+                } else {
+                    0
+                };
+                self.io
+                    .touch(slot, client::ANSWERS | client::CONFIRMATION | room);
             }
         }
         let finished = self.hub.finish(blocks, &mut self.io);
@@ -465,7 +500,9 @@ impl Core {
         }
         self.sync_running = true;
         let sessions = self.io.sessions.iter().flatten();
-        self.sync_marks = sessions.map(|session| (session.number, session.committed)).collect();
+        self.sync_marks = sessions
+            .map(|session| (session.number, session.committed))
+            .collect();
         self.jobs.push(Job::Sync);
     }
 
@@ -475,10 +512,15 @@ impl Core {
         self.last_sync_ns = self.now_ns;
         let mut again = false;
         for (number, committed) in std::mem::take(&mut self.sync_marks) {
-            let Some(&slot) = self.by_number.get(&number) else { continue };
-            let Some(session) = self.io.session_mut(slot) else { continue };
+            let Some(&slot) = self.by_number.get(&number) else {
+                continue;
+            };
+            let Some(session) = self.io.session_mut(slot) else {
+                continue;
+            };
             session.confirm_synced(committed);
-            again |= session.flush_synced > session.synced && session.flush_synced <= session.committed;
+            again |=
+                session.flush_synced > session.synced && session.flush_synced <= session.committed;
             self.io.touch(slot, client::CONFIRMATION);
         }
         self.io.publish();
@@ -504,7 +546,11 @@ impl Core {
     pub fn job_done(&mut self, done: Done) -> Result<(), StoreError> {
         match done {
             Done::Committed { blocks } => self.finish_round(&blocks),
-            Done::Read { queue, from, blocks } => self.hub.loaded(queue, from, &blocks),
+            Done::Read {
+                queue,
+                from,
+                blocks,
+            } => self.hub.loaded(queue, from, &blocks),
             Done::Synced { round } => self.synced(round),
             Done::Failed(error) => return Err(error),
         }
@@ -513,10 +559,17 @@ impl Core {
 
     /// When something is to be done though nobody sends anything.
     pub fn next_wake_ns(&self) -> Option<u64> {
-        let wait = if self.disk_full { FULL_DISK_LOOK_NS } else { LINGER_NS };
+        let wait = if self.disk_full {
+            FULL_DISK_LOOK_NS
+        } else {
+            LINGER_NS
+        };
         let round = (!self.hub.round_in_flight() && self.hub.has_uncommitted())
             .then_some(self.last_close_ns + wait);
-        [round, self.hub.next_timer_ns(), self.next_sync_ns()].into_iter().flatten().min()
+        [round, self.hub.next_timer_ns(), self.next_sync_ns()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Before a sleep: arms the doorbells of the sessions that were looked at in
@@ -526,7 +579,9 @@ impl Core {
     pub fn prepare_sleep(&mut self) -> bool {
         let mut quiet = true;
         for slot in std::mem::take(&mut self.active) {
-            let Some(session) = self.io.session_mut(slot) else { continue };
+            let Some(session) = self.io.session_mut(slot) else {
+                continue;
+            };
             session.active = false;
             let stalled = !session.has_answer_room().unwrap_or(true);
             self.io.arm(slot, stalled || self.blocked.contains(&slot));
@@ -546,7 +601,11 @@ impl Core {
     /// After a sleep: sessions that no client has resumed have no doorbell.
     pub fn look_at_orphans(&mut self) {
         let mut orphans = std::mem::take(&mut self.orphans);
-        orphans.retain(|&slot| self.io.session(slot).is_some_and(|session| session.conn.is_none()));
+        orphans.retain(|&slot| {
+            self.io
+                .session(slot)
+                .is_some_and(|session| session.conn.is_none())
+        });
         for &slot in &orphans {
             self.activate(slot);
         }
@@ -555,10 +614,15 @@ impl Core {
 
     fn end_sessions(&mut self) {
         for slot in std::mem::take(&mut self.io.ending) {
-            let Some(session) = self.io.session(slot) else { continue };
+            let Some(session) = self.io.session(slot) else {
+                continue;
+            };
             let (number, pid, conn) = (session.number, session.peer.pid, session.conn);
             if let Some(reason) = &session.broken {
-                warn!(session = number, pid, reason, "session ended: its client broke the protocol");
+                warn!(
+                    session = number,
+                    pid, reason, "session ended: its client broke the protocol"
+                );
                 self.outward.extend(conn.map(Outward::Close));
             }
             self.end_session(slot);
@@ -568,7 +632,9 @@ impl Core {
     /// Ends a session: what its client had published is taken in, its leases go
     /// back, and its files go once all is committed.
     pub fn end_session(&mut self, slot: SessionSlot) {
-        let Some(session) = self.io.session_mut(slot) else { return };
+        let Some(session) = self.io.session_mut(slot) else {
+            return;
+        };
         if std::mem::replace(&mut session.ended, true) {
             return;
         }
@@ -576,7 +642,10 @@ impl Core {
         let (number, map) = (session.number, session.map.clone());
         if session.broken.is_none() && session.submission.refresh(map.submission()).is_ok() {
             // A predecessor may have told the client already what was the last.
-            let up_to = session.submission.published().min(session.ledger.final_position());
+            let up_to = session
+                .submission
+                .published()
+                .min(session.ledger.final_position());
             self.log_intake(number, up_to);
             self.take_in_up_to(slot, &map, up_to);
         }
@@ -589,7 +658,9 @@ impl Core {
     }
 
     fn remove_session(&mut self, slot: SessionSlot) {
-        let Some(session) = self.io.sessions[slot as usize].take() else { return };
+        let Some(session) = self.io.sessions[slot as usize].take() else {
+            return;
+        };
         self.outward.push(Outward::Unregister(session.doorbell));
         remove_files(&self.setup.shm_dir, session.number);
         self.by_number.remove(&session.number);
@@ -600,7 +671,11 @@ impl Core {
         if session.conn.is_none() {
             self.outward.push(Outward::Unwatch(session.number));
         }
-        info!(session = session.number, pid = session.peer.pid, "session gone");
+        info!(
+            session = session.number,
+            pid = session.peer.pid,
+            "session gone"
+        );
     }
 
     /// Puts a session in the tables.

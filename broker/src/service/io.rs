@@ -5,9 +5,9 @@ use crate::hub::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, Sessi
 use crate::ledger::{LeaseTable, Ledger, SessionState, place_to_die};
 use crate::store::QueueNumber;
 use ringmain::record::{self, Answer, DELIVERY_HEAD_BYTES};
+use ringmain_ring::Ordering;
 use ringmain_ring::layout::attachment;
 use ringmain_ring::wait::{broker, client};
-use ringmain_ring::Ordering;
 
 /// Everything that the service thread shares with others: rings and ledger.
 #[derive(Debug)]
@@ -74,20 +74,30 @@ impl Io {
     /// take a delivery that a successor would not know to be leased.
     pub fn publish(&mut self) {
         for &slot in &self.touched {
-            let Some(session) = self.sessions[slot as usize].as_mut() else { continue };
+            let Some(session) = self.sessions[slot as usize].as_mut() else {
+                continue;
+            };
             if session.delivery.has_unpublished() {
-                session.ledger.set_delivery_cursor(session.delivery.next_position());
+                session
+                    .ledger
+                    .set_delivery_cursor(session.delivery.next_position());
                 place_to_die();
                 session.delivery.publish(session.map.delivery());
             }
         }
         let mut fenced = false;
         for slot in self.touched.drain(..) {
-            let Some(session) = self.sessions[slot as usize].as_mut() else { continue };
+            let Some(session) = self.sessions[slot as usize].as_mut() else {
+                continue;
+            };
             let bits = std::mem::take(&mut session.wake);
             let word = session.map.client_wait();
             // One fence orders all publishes above before all looks.
-            let seen = if fenced { word.peek() } else { word.seen_after_publish() };
+            let seen = if fenced {
+                word.peek()
+            } else {
+                word.seen_after_publish()
+            };
             fenced = true;
             if seen & bits != 0 {
                 word.wake_announced(bits);
@@ -110,7 +120,9 @@ impl Io {
     /// Whether there are records that can be taken in. Damage counts as such:
     /// the next pass deals with it.
     pub fn has_submissions(&mut self, slot: SessionSlot) -> bool {
-        let Some(session) = self.session_mut(slot) else { return false };
+        let Some(session) = self.session_mut(slot) else {
+            return false;
+        };
         let map = session.map.clone();
         session.state == SessionState::Open
             && session.submission.refresh(map.submission()).unwrap_or(true)
@@ -132,7 +144,10 @@ impl Io {
     pub fn arm(&mut self, slot: SessionSlot, blocked: bool) {
         if let Some(session) = self.session_mut(slot) {
             let room = if blocked { broker::ROOM } else { 0 };
-            session.map.broker_wait().announce(broker::SUBMISSIONS | room);
+            session
+                .map
+                .broker_wait()
+                .announce(broker::SUBMISSIONS | room);
         }
     }
 }
@@ -167,7 +182,9 @@ impl Port for Io {
         };
         match delivery.payload {
             Payload::Block(bytes) => slot.put_bytes(DELIVERY_HEAD_BYTES, bytes),
-            Payload::Ring { slot: from, offset, .. } => {
+            Payload::Ring {
+                slot: from, offset, ..
+            } => {
                 let source = self.sessions[from as usize].as_ref()?;
                 let (area, at) = slot.target();
                 let from = source.map.submission().area;
@@ -186,7 +203,8 @@ impl Port for Io {
             // Acquire: pairs with the client's Release when it frees a record.
             head.load(Ordering::Acquire)
         };
-        self.session(slot).is_some_and(|session| head(session) > delivery_position)
+        self.session(slot)
+            .is_some_and(|session| head(session) > delivery_position)
     }
 
     #[inline]
@@ -207,7 +225,9 @@ impl Port for Io {
     }
 
     fn answer(&mut self, slot: SessionSlot, answer: Answer) -> u64 {
-        let Some(session) = self.session_mut(slot) else { return 0 };
+        let Some(session) = self.session_mut(slot) else {
+            return 0;
+        };
         let map = session.map.clone();
         // Room was reserved before the record was read, unless the session is
         // ending: then nobody reads the answer.
@@ -220,7 +240,9 @@ impl Port for Io {
     }
 
     fn queue_deleted(&mut self, slot: SessionSlot, index: u32) {
-        let Some(session) = self.session_mut(slot) else { return };
+        let Some(session) = self.session_mut(slot) else {
+            return;
+        };
         if let Some(word) = session.map.attachment(index) {
             // Relaxed: a hint. A send that misses it is refused in an answer.
             word.store(attachment::DELETED, Ordering::Relaxed);

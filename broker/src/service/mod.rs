@@ -171,7 +171,9 @@ impl Stop {
 fn now_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
     // It can't fail with this clock.
-    now.map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
+    now.map_or(0, |now| {
+        now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
+    })
 }
 
 /// Runs a broker until it is stopped. `on_ready` is called once, when it is in
@@ -223,7 +225,13 @@ fn serve_once(
         sessions_max: SESSIONS_MAX,
     };
     let started = Instant::now();
-    let core = recovery::start(setup, store.clone(), HubLimits::default(), boot()?, now_ns())?;
+    let core = recovery::start(
+        setup,
+        store.clone(),
+        HubLimits::default(),
+        boot()?,
+        now_ns(),
+    )?;
     let hello = Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol: PROTOCOL,
@@ -299,7 +307,11 @@ impl Service {
         let mut busy = false;
         while let Ok(event) = self.events.try_recv() {
             match event {
-                Event::Request { conn, peer, request } => self.core.request(conn, peer, request),
+                Event::Request {
+                    conn,
+                    peer,
+                    request,
+                } => self.core.request(conn, peer, request),
                 Event::Gone { conn } => self.core.conn_gone(conn),
                 Event::Died { token } => self.core.process_died(token),
             }
@@ -319,9 +331,14 @@ impl Service {
                 Outward::Watch(peer, token) => self.control.watch(peer.pid, peer.start_time, token),
                 Outward::Unwatch(token) => self.control.unwatch(token),
                 Outward::Register(slot) => {
-                    let Some(session) = self.core.io.session(slot) else { continue };
-                    let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, u64::from(slot));
-                    self.epoll.add(&session.doorbell, event).map_err(epoll_error)?;
+                    let Some(session) = self.core.io.session(slot) else {
+                        continue;
+                    };
+                    let event =
+                        EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, u64::from(slot));
+                    self.epoll
+                        .add(&session.doorbell, event)
+                        .map_err(epoll_error)?;
                 }
                 Outward::Unregister(doorbell) => match self.epoll.delete(&doorbell) {
                     // An adopted session's that was never resumed.
@@ -364,7 +381,10 @@ impl Service {
     fn finish(mut self) -> Result<(), BrokerError> {
         self.core.pass(now_ns())?;
         loop {
-            if !self.core.hub.round_in_flight() && self.core.hub.has_uncommitted() && !self.core.disk_full {
+            if !self.core.hub.round_in_flight()
+                && self.core.hub.has_uncommitted()
+                && !self.core.disk_full
+            {
                 self.core.close_round_as(Close::All);
             }
             self.send_out()?;
@@ -407,18 +427,27 @@ fn check_private(dir: &Path) -> Result<(), BrokerError> {
     if ours && found.mode() & 0o022 == 0 {
         return Ok(());
     }
-    Err(BrokerError::NotPrivate { dir: dir.to_owned() })
+    Err(BrokerError::NotPrivate {
+        dir: dir.to_owned(),
+    })
 }
 
 /// Keeps a second broker out of the shared-memory folder, until it is dropped or
 /// this process dies.
 fn lock_shm(dir: &Path) -> Result<Flock<File>, BrokerError> {
     let path = dir.join("lock");
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path);
     let file = file.map_err(|source| BrokerError::io("cannot open", &path, source))?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(lock),
-        Err((_, Errno::EWOULDBLOCK)) => Err(BrokerError::InUse { dir: dir.to_owned() }),
+        Err((_, Errno::EWOULDBLOCK)) => Err(BrokerError::InUse {
+            dir: dir.to_owned(),
+        }),
         Err((_, errno)) => Err(BrokerError::io("cannot lock", &path, errno)),
     }
 }
@@ -459,6 +488,10 @@ fn boot() -> Result<u64, BrokerError> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(path);
     let text = text.map_err(|source| BrokerError::io("cannot read", path, source))?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    let digits: String = text
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(16)
+        .collect();
     Ok(u64::from_str_radix(&digits, 16).unwrap_or(0))
 }

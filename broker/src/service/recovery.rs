@@ -10,11 +10,11 @@
 //!    the rest of the rings
 //! 5. sessions of the dead end; everybody else is told and woken
 
+use super::BrokerError;
 use super::core::{Core, Outward, Setup};
 use super::io::Io;
 use super::requests::SESSION_LOT;
 use super::session::{SessionIo, remove_files, segment_path};
-use super::BrokerError;
 use crate::control;
 use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession};
 use crate::ledger::{LeaseTable, Ledger, LedgerError, SessionLedger, SessionState};
@@ -51,9 +51,9 @@ pub(super) fn start(
     Ok(core)
 }
 
-/// Opens the predecessor's ledger, or makes one if there is none. What another
-/// boot left is of no use: its processes are gone, and what was accepted was in
-/// memory that is gone.
+/// Opens the predecessor's ledger, or makes one if there is none. One that is of
+/// no use is replaced where nothing can be lost by it: when there are no sessions
+/// beside it, or it is of another boot, whose processes and memory are gone.
 fn open_ledger(
     setup: &Setup,
     boot: u64,
@@ -62,14 +62,14 @@ fn open_ledger(
     let dir = &setup.shm_dir;
     let path = Ledger::path(dir);
     if path.exists() && !half_made(&path) {
-        let ledger = Ledger::open(dir)?;
-        if ledger.boot() == boot {
-            if ledger.instance() != setup.instance {
-                return Err(BrokerError::OtherInstance { dir: dir.clone() });
+        match open_usable(setup, boot) {
+            Ok(Some(opened)) => return Ok(opened),
+            Ok(None) => info!("removing the shared memory of another boot"),
+            Err(error) if numbers_of(dir, ".ledger")?.is_empty() => {
+                info!(%error, "replacing a ledger that has no sessions");
             }
-            return Ok((ledger, LeaseTable::open(dir)?));
+            Err(error) => return Err(error),
         }
-        info!("removing the shared memory of another boot");
     }
     // The ledger last: whoever finds it finds the lease table.
     remove_all(dir)?;
@@ -78,18 +78,34 @@ fn open_ledger(
     Ok((ledger, leases))
 }
 
+/// The ledger as it is, if it is of this boot.
+fn open_usable(setup: &Setup, boot: u64) -> Result<Option<(Ledger, LeaseTable)>, BrokerError> {
+    let dir = &setup.shm_dir;
+    let ledger = Ledger::open(dir)?;
+    if ledger.boot() != boot {
+        return Ok(None);
+    }
+    if ledger.instance() != setup.instance {
+        return Err(BrokerError::OtherInstance { dir: dir.clone() });
+    }
+    Ok(Some((ledger, LeaseTable::open(dir)?)))
+}
+
+/// Numbers of the sessions that have a file with this ending.
+fn numbers_of(dir: &Path, suffix: &str) -> Result<Vec<u64>, BrokerError> {
+    let number = |name: String| name.strip_prefix('s')?.strip_suffix(suffix)?.parse().ok();
+    Ok(file_names(dir)?.into_iter().filter_map(number).collect())
+}
+
 /// Removes what brokers make in the folder, the ledger last.
 fn remove_all(dir: &Path) -> Result<(), BrokerError> {
-    let ours = |name: &str| {
-        let session = name.strip_prefix('s').and_then(|rest| rest.split_once('.'));
-        let numbered = session.is_some_and(|(number, kind)| {
-            number.parse::<u64>().is_ok() && (kind == "ring" || kind == "ledger")
-        });
-        numbered || name == "leases"
-    };
-    for name in file_names(dir)?.iter().filter(|name| ours(name)) {
-        remove(&dir.join(name))?;
+    for number in numbers_of(dir, ".ledger")? {
+        remove(&SessionLedger::path(dir, number))?;
     }
+    for number in numbers_of(dir, ".ring")? {
+        remove(&segment_path(dir, number))?;
+    }
+    remove(&dir.join("leases"))?;
     remove(&Ledger::path(dir))
 }
 
@@ -128,15 +144,12 @@ fn check_rounds(ledger: &Ledger, store: &dyn Store) -> Result<u64, BrokerError> 
 /// Opens every session that can have sent something, and removes the rest.
 fn adopt_sessions(setup: &Setup, last: u64) -> Result<Vec<SessionIo>, BrokerError> {
     let dir = &setup.shm_dir;
-    let names = file_names(dir)?;
-    let numbered = |suffix: &str| -> Vec<u64> {
-        let number = |name: &String| name.strip_prefix('s')?.strip_suffix(suffix)?.parse().ok();
-        names.iter().filter_map(number).collect()
-    };
-    let ledgers = numbered(".ledger");
-    for number in numbered(".ring").into_iter().filter(|number| !ledgers.contains(number)) {
-        // Its maker died before the ledger, or its remover after it.
-        remove(&segment_path(dir, number))?;
+    let ledgers = numbers_of(dir, ".ledger")?;
+    for number in numbers_of(dir, ".ring")? {
+        // Without a ledger: its maker died before that, or its remover after.
+        if !ledgers.contains(&number) {
+            remove(&segment_path(dir, number))?;
+        }
     }
     let mut sessions = Vec::new();
     for number in ledgers {
@@ -173,19 +186,22 @@ fn half_made(path: &Path) -> bool {
     bytes.is_ok_and(|bytes| bytes.iter().skip(8).take(8).all(|&byte| byte == 0))
 }
 
-/// The rows of the lease table that count: a delivery that was written and not
-/// leased (the cursor had not passed it) is none.
+/// The rows of the lease table. A delivery that was written and not published
+/// (the cursor had not passed it) goes back: its message goes out before newer
+/// ones, which other consumers may have got already.
 fn live_rows(leases: &LeaseTable, sessions: &[SessionIo]) -> Result<Vec<LeaseRow>, BrokerError> {
     let mut rows = leases.used_rows()?;
-    rows.retain(|row| {
+    for row in rows.iter_mut().filter(|row| row.state == LeaseState::Leased) {
         let holder = sessions.binary_search_by_key(&row.holder, |session| session.number);
-        let leased = holder.map_or(true, |at| row.delivery_position < sessions[at].ledger.delivery_cursor());
-        if row.state == LeaseState::Leased && !leased {
-            leases.set_state(row.entry, LeaseState::Free, row.history);
-            return false;
+        let leased = holder.map_or(true, |at| {
+            row.delivery_position < sessions[at].ledger.delivery_cursor()
+        });
+        if !leased {
+            row.state = LeaseState::Returned;
+            row.history = row.history.after_lease(false);
+            leases.set_state(row.entry, row.state, row.history);
         }
-        true
-    });
+    }
     Ok(rows)
 }
 
@@ -201,8 +217,10 @@ fn without_settled(
     if ledger.finished() == last {
         return Ok(rows);
     }
-    for row in rows.iter_mut().filter(|row| row.state == LeaseState::Acked) {
-        let Some(position) = row.queue_position.checked_sub(1) else { continue };
+    for row in rows.iter_mut().filter(|row| row.state != LeaseState::Leased) {
+        let Some(position) = row.queue_position.checked_sub(1) else {
+            continue;
+        };
         let blocks = store.read(row.queue, position, 1)?;
         let unsettled = blocks.first().is_some_and(|block| {
             let index = position.checked_sub(block.first);
@@ -231,7 +249,11 @@ fn reserve_sessions(core: &mut Core, round: u64) -> Result<(), BrokerError> {
     Ok(())
 }
 
-fn restore(core: &mut Core, sessions: Vec<SessionIo>, rows: &[LeaseRow]) -> Result<(), BrokerError> {
+fn restore(
+    core: &mut Core,
+    sessions: Vec<SessionIo>,
+    rows: &[LeaseRow],
+) -> Result<(), BrokerError> {
     for queue in core.store.queues()? {
         core.hub.restore_queue(queue);
     }
@@ -247,17 +269,26 @@ fn restore(core: &mut Core, sessions: Vec<SessionIo>, rows: &[LeaseRow]) -> Resu
         core.insert_session(slot, session);
         core.hub.report_deleted_queues(slot, &mut core.io);
     }
-    core.hub.restore_leases(core.io.leases.rows(), rows, &mut core.io);
+    core.hub
+        .restore_leases(core.io.leases.rows(), rows, &mut core.io);
     Ok(())
 }
 
 /// Applies what the predecessor had taken in, in its order, then what it had
 /// not.
 fn replay(core: &mut Core, log: &[(u64, u64)]) {
-    let rest: Vec<(u64, u64)> = core.by_number.keys().map(|&number| (number, u64::MAX)).collect();
+    let rest: Vec<(u64, u64)> = core
+        .by_number
+        .keys()
+        .map(|&number| (number, u64::MAX))
+        .collect();
     for &(number, up_to) in log.iter().chain(&rest) {
-        let Some(&slot) = core.by_number.get(&number) else { continue };
-        let Some(session) = core.io.session_mut(slot) else { continue };
+        let Some(&slot) = core.by_number.get(&number) else {
+            continue;
+        };
+        let Some(session) = core.io.session_mut(slot) else {
+            continue;
+        };
         let map = session.map.clone();
         match session.submission.refresh(map.submission()) {
             Ok(true) => {
@@ -274,10 +305,16 @@ fn replay(core: &mut Core, log: &[(u64, u64)]) {
 
 /// Ends the sessions of the dead, and tells the living.
 fn greet_sessions(core: &mut Core) {
-    let mut sessions: Vec<_> = core.by_number.iter().map(|(&number, &slot)| (number, slot)).collect();
+    let mut sessions: Vec<_> = core
+        .by_number
+        .iter()
+        .map(|(&number, &slot)| (number, slot))
+        .collect();
     sessions.sort_unstable();
     for (number, slot) in sessions {
-        let Some(session) = core.io.session(slot) else { continue };
+        let Some(session) = core.io.session(slot) else {
+            continue;
+        };
         let peer = session.peer;
         let alive = control::start_time(peer.pid) == Some(peer.start_time);
         if let Some(reason) = session.broken.clone() {

@@ -39,7 +39,11 @@ impl Core {
             Request::Open { layout, rings } => self.open(conn, peer, layout, rings),
             Request::Ready => self.ready(conn),
             Request::Resume { session } => self.resume(conn, peer, session),
-            Request::Attach { queue, purpose, window } => self.attach(conn, &queue, purpose, window),
+            Request::Attach {
+                queue,
+                purpose,
+                window,
+            } => self.attach(conn, &queue, purpose, window),
             Request::QueueCreate { name, settings } => {
                 let ticket = self.ticket(conn);
                 let reply = self.hub.create_queue(&name, settings, wall_ms(), ticket);
@@ -56,9 +60,16 @@ impl Core {
         };
         match answer {
             Ok(None) => {}
-            Ok(Some((value, fds))) => self.outward.push(Outward::Reply(conn, Reply::Ok(value), fds)),
+            Ok(Some((value, fds))) => {
+                self.outward
+                    .push(Outward::Reply(conn, Reply::Ok(value), fds))
+            }
             Err(error) => {
-                self.outward.push(Outward::Reply(conn, Reply::Error((&error).into()), Vec::new()));
+                self.outward.push(Outward::Reply(
+                    conn,
+                    Reply::Error((&error).into()),
+                    Vec::new(),
+                ));
             }
         }
     }
@@ -80,7 +91,9 @@ impl Core {
         if let Some((_, below)) = self.session_lot.take_if(|(lot, _)| *lot == ticket) {
             self.sessions_reserved = below;
         }
-        let Some(conn) = self.tickets.remove(&ticket) else { return };
+        let Some(conn) = self.tickets.remove(&ticket) else {
+            return;
+        };
         let reply = match reply {
             Ok(()) => Reply::Ok(serde_json::Value::Object(serde_json::Map::new())),
             Err(error) => Reply::Error((&error).into()),
@@ -102,10 +115,15 @@ impl Core {
             )));
         }
         if self.by_conn.contains_key(&conn) {
-            return Err(Error::Invalid("the connection has a session already".to_owned()));
+            return Err(Error::Invalid(
+                "the connection has a session already".to_owned(),
+            ));
         }
         if self.by_number.len() >= self.setup.sessions_max {
-            return Err(Error::Full(format!("there are {} sessions already", self.by_number.len())));
+            return Err(Error::Full(format!(
+                "there are {} sessions already",
+                self.by_number.len()
+            )));
         }
         let number = self.take_session_number()?;
         let dir = self.setup.shm_dir.clone();
@@ -115,7 +133,12 @@ impl Core {
         let slot = self.hub.open_session(number, geometry.submission_bytes);
         self.insert_session(slot, session);
         self.outward.push(Outward::Register(slot));
-        info!(session = number, pid = peer.pid, uid = peer.uid, "session opened");
+        info!(
+            session = number,
+            pid = peer.pid,
+            uid = peer.uid,
+            "session opened"
+        );
         let (opened, _) = value(Opened { session: number })?.unwrap_or_default();
         Ok(Some((opened, vec![file.into(), doorbell])))
     }
@@ -130,7 +153,9 @@ impl Core {
             self.hub.reserve_sessions(below, self.next_ticket);
         }
         if self.next_session >= self.sessions_reserved {
-            return Err(Error::StoreUnavailable("session numbers are being reserved: try again".to_owned()));
+            return Err(Error::StoreUnavailable(
+                "session numbers are being reserved: try again".to_owned(),
+            ));
         }
         self.next_session += 1;
         Ok(self.next_session - 1)
@@ -138,7 +163,9 @@ impl Core {
 
     fn session_of(&self, conn: ConnId) -> Result<SessionSlot, Error> {
         let slot = self.by_conn.get(&conn).copied();
-        slot.ok_or_else(|| Error::Invalid("the connection has no session: open one first".to_owned()))
+        slot.ok_or_else(|| {
+            Error::Invalid("the connection has no session: open one first".to_owned())
+        })
     }
 
     fn ready(&mut self, conn: ConnId) -> Answer {
@@ -160,12 +187,16 @@ impl Core {
         let session = self.io.session_mut(slot).ok_or_else(gone)?;
         let owner = session.peer;
         if (owner.pid, owner.start_time, owner.uid) != (peer.pid, peer.start_time, peer.uid) {
-            return Err(Error::NotPermitted(format!("session {number} is another process's")));
+            return Err(Error::NotPermitted(format!(
+                "session {number} is another process's"
+            )));
         }
         if session.conn.is_some() || session.state != SessionState::Open {
             return Err(gone());
         }
-        session.renew_doorbell().map_err(|e| ledger_error(e.into()))?;
+        session
+            .renew_doorbell()
+            .map_err(|e| ledger_error(e.into()))?;
         session.conn = Some(conn);
         session.map.broker_wait().take(broker::ORPHANED);
         let doorbell = share(&session.doorbell)?;
@@ -181,8 +212,12 @@ impl Core {
     fn attach(&mut self, conn: ConnId, queue: &str, purpose: Purpose, window: u32) -> Answer {
         let slot = self.session_of(conn)?;
         let most = self.hub.queue_info(queue)?.settings.max_message_bytes;
-        let session = self.io.session(slot).filter(|session| session.state == SessionState::Open);
-        let session = session.ok_or_else(|| Error::Invalid("the session is not ready".to_owned()))?;
+        let session = self
+            .io
+            .session(slot)
+            .filter(|session| session.state == SessionState::Open);
+        let session =
+            session.ok_or_else(|| Error::Invalid("the session is not ready".to_owned()))?;
         let have = session.map.geometry().delivery_bytes;
         let need = record::delivery_ring_for_payload(most);
         if purpose == Purpose::Consume && have < need {
@@ -253,7 +288,9 @@ fn share(fd: &impl AsFd) -> Result<OwnedFd, Error> {
 
 fn ledger_error(error: LedgerError) -> Error {
     match error {
-        LedgerError::Segment(error @ SegmentError::NoSpace { .. }) => Error::Full(error.to_string()),
+        LedgerError::Segment(error @ SegmentError::NoSpace { .. }) => {
+            Error::Full(error.to_string())
+        }
         other => Error::Io {
             what: "cannot make a session".to_owned(),
             source: std::io::Error::other(other.to_string()),

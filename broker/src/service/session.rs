@@ -4,11 +4,11 @@ use crate::control::{ConnId, Peer};
 use crate::ledger::{LedgerError, SessionLedger, SessionState, place_to_die};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use ringmain::record::{LEASES_MAX, answer};
+use ringmain_ring::Ordering;
 use ringmain_ring::layout::Geometry;
 use ringmain_ring::record_ring::{Damaged, Reader, Writer};
 use ringmain_ring::segment::{self, SegmentError};
 use ringmain_ring::session::SessionMap;
-use ringmain_ring::Ordering;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -139,7 +139,8 @@ impl SessionIo {
         let header = map.header();
         let head = |word: &ringmain_ring::AtomicU64, tail: u64, size: u32| {
             let head = word.load(Ordering::Acquire);
-            let plausible = head <= tail && tail - head <= u64::from(size) && head % 8 == 0;
+            let plausible =
+                head <= tail && tail - head <= u64::from(size) && head.is_multiple_of(8);
             plausible.then_some(head)
         };
         let delivery = head(&header.delivery_head.word, cursor, geometry.delivery_bytes);
@@ -181,8 +182,14 @@ impl SessionIo {
         let header = map.header();
         self.answers.publish(map.answers());
         place_to_die();
-        header.confirmations.stored.store(self.committed, Ordering::Release);
-        header.confirmations.synced.store(self.committed, Ordering::Release);
+        header
+            .confirmations
+            .stored
+            .store(self.committed, Ordering::Release);
+        header
+            .confirmations
+            .synced
+            .store(self.committed, Ordering::Release);
         self.submission.free(map.submission(), self.committed);
         place_to_die();
         self.delivery.publish(map.delivery());
@@ -235,7 +242,9 @@ impl SessionIo {
 
     /// Closes the session to its client: reads `tail` a last time.
     pub fn begin_closing(&mut self) {
-        self.map.broker_wait().set(ringmain_ring::wait::broker::CLOSING);
+        self.map
+            .broker_wait()
+            .set(ringmain_ring::wait::broker::CLOSING);
         self.ledger.set_state(SessionState::Closing);
         self.state = SessionState::Closing;
     }

@@ -1,1 +1,7 @@
-//! Tests.
+//! Tests of the service: the whole broker without its threads and its socket.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod client;
+mod model;
+mod property;
+mod world;

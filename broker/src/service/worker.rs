@@ -53,9 +53,15 @@ impl Job {
     pub fn run(self, store: &dyn Store) -> Done {
         let done = match self {
             Job::Commit(job) => job.run(store).map(|blocks| Done::Committed { blocks }),
-            Job::Read { queue, from } => store
-                .read(queue, from, READ_BYTES)
-                .map(|blocks| Done::Read { queue, from, blocks }),
+            Job::Read { queue, from } => {
+                store
+                    .read(queue, from, READ_BYTES)
+                    .map(|blocks| Done::Read {
+                        queue,
+                        from,
+                        blocks,
+                    })
+            }
             Job::Sync => store.sync().map(|round| Done::Synced { round }),
         };
         done.unwrap_or_else(Done::Failed)
@@ -70,13 +76,20 @@ impl CommitJob {
             let mut first = append.first;
             for block in self.pack(append) {
                 let queue = append.queue;
-                writes.push(Write::Append { queue, first, block: block.clone() });
+                writes.push(Write::Append {
+                    queue,
+                    first,
+                    block: block.clone(),
+                });
                 first += u64::from(block.len());
                 blocks.push((index, block));
             }
         }
         writes.extend(self.frozen.writes);
-        store.commit(Batch { round: self.round, writes })?;
+        store.commit(Batch {
+            round: self.round,
+            writes,
+        })?;
         Ok(blocks)
     }
 
@@ -93,7 +106,9 @@ impl CommitJob {
             let map = self.maps.iter().find(|(slot, _)| *slot == message.slot);
             builder.push_with(message.head, len, |bytes| {
                 if let Some((_, map)) = map {
-                    map.submission().area.copy_out(message.offset as usize, bytes);
+                    map.submission()
+                        .area
+                        .copy_out(message.offset as usize, bytes);
                 }
             });
         }
@@ -132,12 +147,20 @@ impl Workers {
                     let _ = wake.write(1);
                 }
             };
-            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
+            let thread = std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(body)?;
             threads.push(thread);
             std::io::Result::Ok(Some(sender))
         };
         let (commits, reads, syncs) = (start("commit")?, start("read")?, start("sync")?);
-        Ok(Workers { commits, reads, syncs, threads, done })
+        Ok(Workers {
+            commits,
+            reads,
+            syncs,
+            threads,
+            done,
+        })
     }
 
     /// Hands a job to its thread.

@@ -34,7 +34,7 @@
 //!
 //! To add a field that readers may overlook, put it into the optional fields. If
 //! a reader must not overlook it, give it a flag as well: a block with a flag
-//! that is not in [`FLAGS_KNOWN`] is refused. Any other change takes a new
+//! that is not in `FLAGS_KNOWN` is refused. Any other change takes a new
 //! version.
 
 use bytes::Bytes;

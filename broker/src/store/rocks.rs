@@ -27,7 +27,7 @@
 //! settled: one tombstone for up to a thousand messages, which a *single delete*
 //! lets vanish together with the block at the next flush or compaction. Until
 //! then nobody walks over them: no read starts before the queue's first unsettled
-//! message, and behind it the [holes](holes) are known and jumped over. What has
+//! message, and behind it the holes are known and jumped over. What has
 //! become of a block's messages is one row beside it, found by its key.
 //!
 //! # What must not be changed lightly

@@ -563,6 +563,22 @@ fn an_impossible_tail_is_damage() {
     }
 }
 
+// I8: not even over records that were published and not read yet.
+#[test]
+fn a_tail_that_runs_backwards_is_damage() {
+    let memory = Memory::new(64, 0);
+    let mut reader = Reader::new(0, 0);
+    memory.tail.store(32, Ordering::Relaxed);
+    assert_eq!(reader.refresh(memory.ring()), Ok(true));
+    memory.tail.store(24, Ordering::Relaxed);
+    let damaged = Damaged::Cursor {
+        found: 24,
+        low: 32,
+        high: 64,
+    };
+    assert_eq!(reader.refresh(memory.ring()), Err(damaged));
+}
+
 // I8.
 #[test]
 fn a_record_beyond_what_is_published_is_damage() {

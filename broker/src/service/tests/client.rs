@@ -24,7 +24,6 @@ pub struct Attachment {
 pub struct Found {
     pub delivery: Delivery,
     pub position: u64,
-    pub end: u64,
     pub payload: Vec<u8>,
 }
 
@@ -44,6 +43,8 @@ pub struct Client {
     pub session: u64,
     pub life: Life,
     pub attachments: Vec<Attachment>,
+    /// An attachment that was asked for and never answered.
+    pub attaching: Option<Attachment>,
     map: SessionMap,
     writer: Writer,
     deliveries: Reader,
@@ -69,6 +70,7 @@ impl Client {
             session: map.session(),
             life: Life::Alive,
             attachments: Vec::new(),
+            attaching: None,
             map,
             writer: Writer::new(0, 0),
             deliveries: Reader::new(0, 0),
@@ -167,11 +169,21 @@ impl Client {
             found.push(Found {
                 delivery,
                 position: record.position,
-                end: record.end(),
                 payload,
             });
         }
         found
+    }
+
+    /// Whether its delivery ring has come past this position.
+    pub fn is_beyond(&self, position: u64) -> bool {
+        position < self.deliveries.next_position()
+    }
+
+    /// Its process is gone, with all it had in hand.
+    pub fn forget(&mut self) {
+        self.inbox.clear();
+        self.held.clear();
     }
 
     /// Takes the oldest delivery that was seen.
@@ -193,7 +205,12 @@ impl Client {
     }
 
     pub fn final_position(&self) -> Option<u64> {
-        let position = self.map.header().confirmations.final_position.load(Ordering::Acquire);
+        let position = self
+            .map
+            .header()
+            .confirmations
+            .final_position
+            .load(Ordering::Acquire);
         (position != u64::MAX).then_some(position)
     }
 

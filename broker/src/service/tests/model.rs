@@ -44,7 +44,6 @@ pub struct Message {
     deaths: u32,
     /// A power cut may have taken what was known of its leases.
     history_lost: bool,
-    /// The confirmation reached its sender before the last power cut.
     pub too_large: bool,
 }
 
@@ -68,8 +67,10 @@ pub struct Lease {
     pub entry: u32,
     pub position: u64,
     pub message: usize,
-    /// Before this time only its holder can end it.
-    pub may_end_ns: u64,
+    /// Before this time only its holder can end it, unless an extend does.
+    deadline_ns: u64,
+    /// Extends under way: *(end of the record, least new deadline)*.
+    extends: Vec<(u64, u64)>,
     pub taken: Taken,
     /// The first ack or nack, and the end of its record.
     pub answered: Option<(Answered, u64)>,
@@ -81,7 +82,22 @@ pub struct Lease {
     pub named_after: u32,
     /// Answers that said it was lost.
     pub lost: u32,
+    /// End of the last record that names it.
+    last_end: u64,
     pub resolved: bool,
+}
+
+impl Lease {
+    /// Before this time only its holder can end it.
+    fn may_end_ns(&self) -> u64 {
+        let extends = self.extends.iter().map(|&(_, until)| until);
+        extends.min().unwrap_or(u64::MAX).min(self.deadline_ns)
+    }
+
+    fn end_any_time(&mut self) {
+        self.deadline_ns = 0;
+        self.extends.clear();
+    }
 }
 
 /// How a queue stands.
@@ -126,9 +142,18 @@ impl Model {
         too_large: bool,
     ) {
         let purged = self.queues[queue].stand != Stand::Live;
-        let fate = if purged || too_large { Fate::Doubt } else { Fate::Owed };
-        let before = self.by_identity.insert((session, position), self.messages.len());
-        assert_eq!(before, None, "an identity was given twice: session {session}, {position}");
+        let fate = if purged || too_large {
+            Fate::Doubt
+        } else {
+            Fate::Owed
+        };
+        let before = self
+            .by_identity
+            .insert((session, position), self.messages.len());
+        assert_eq!(
+            before, None,
+            "an identity was given twice: session {session}, {position}"
+        );
         self.messages.push(Message {
             session,
             position,
@@ -160,9 +185,12 @@ impl Model {
         fresh.sort_unstable_by_key(|&index| self.messages[index].position);
         for index in fresh {
             let message = &self.messages[index];
-            let newest = self.newest.entry((message.session, message.queue)).or_insert(0);
+            let newest = self
+                .newest
+                .entry((message.session, message.queue))
+                .or_insert(0);
             // Positions begin at 0, so that the newest is kept plus one.
-            if !starting && !message.history_lost {
+            if !starting {
                 assert!(
                     message.position >= *newest,
                     "I2: session {} position {} was first leased after position {}",
@@ -191,17 +219,38 @@ impl Model {
         let message = &self.messages[index];
         assert_eq!(found.payload, message.payload, "the bytes of {identity:?}");
         assert_eq!(queue, message.queue, "{identity:?} came to the wrong queue");
-        assert_ne!(self.queues[queue].stand, Stand::Gone, "{identity:?} came from a deleted queue");
-        assert_ne!(message.fate, Fate::Acked, "I5: {identity:?} came back after its ack was confirmed");
-        assert_ne!(message.fate, Fate::Refused, "{identity:?} was refused, and delivered");
-        assert!(!message.too_large, "{identity:?} is longer than its queue allows");
+        assert_ne!(
+            self.queues[queue].stand,
+            Stand::Gone,
+            "{identity:?} came from a deleted queue"
+        );
+        assert_ne!(
+            message.fate,
+            Fate::Acked,
+            "I5: {identity:?} came back after its ack was confirmed"
+        );
+        assert_ne!(
+            message.fate,
+            Fate::Refused,
+            "{identity:?} was refused, and delivered"
+        );
+        assert!(
+            !message.too_large,
+            "{identity:?} is longer than its queue allows"
+        );
         self.check_previous(index, now_ns);
         let message = &mut self.messages[index];
         if message.seen > 0 && !message.history_lost {
-            assert!(delivery.redelivered, "{identity:?} was leased before, and does not say so");
+            assert!(
+                delivery.redelivered,
+                "{identity:?} was leased before, and does not say so"
+            );
         }
         if message.seen == 0 && message.deaths == self.deaths {
-            assert!(!delivery.redelivered, "I3: {identity:?} says that it was leased before");
+            assert!(
+                !delivery.redelivered,
+                "I3: {identity:?} says that it was leased before"
+            );
         }
         let (least, most) = message.attempts;
         let least = if message.history_lost { 0 } else { least };
@@ -217,20 +266,24 @@ impl Model {
             message.fate = Fate::Owed;
         }
         message.lease = Some(self.leases.len());
-        let before = self.by_delivery.insert((client, found.position), self.leases.len());
+        let before = self
+            .by_delivery
+            .insert((client, found.position), self.leases.len());
         assert_eq!(before, None);
         self.leases.push(Lease {
             client,
             entry: delivery.entry,
             position: found.position,
             message: index,
-            may_end_ns: if dead { 0 } else { delivery.deadline_ns },
+            deadline_ns: if dead { 0 } else { delivery.deadline_ns },
+            extends: Vec::new(),
             taken: Taken::Never,
             answered: None,
             answered_deaths: 0,
             named: 0,
             named_after: 0,
             lost: 0,
+            last_end: 0,
             resolved: false,
         });
         index
@@ -239,10 +292,12 @@ impl Model {
     /// The message is leased again: its lease before has ended, and counts as an
     /// attempt or not.
     fn check_previous(&mut self, index: usize, now_ns: u64) {
-        let Some(lease) = self.messages[index].lease else { return };
+        let Some(lease) = self.messages[index].lease else {
+            return;
+        };
         let lease = &self.leases[lease];
         let message = &mut self.messages[index];
-        let may_have_ended = lease.may_end_ns <= now_ns;
+        let may_have_ended = lease.may_end_ns() <= now_ns;
         let identity = (message.session, message.position);
         let by_itself = match lease.taken {
             Taken::Never => (0, 0),
@@ -252,7 +307,10 @@ impl Model {
         let counted = match lease.answered {
             Some((Answered::Nack { counted, due_ns }, _)) => {
                 if !may_have_ended && lease.answered_deaths == self.deaths {
-                    assert!(due_ns <= now_ns, "{identity:?} came before its delay was over");
+                    assert!(
+                        due_ns <= now_ns,
+                        "{identity:?} came before its delay was over"
+                    );
                 }
                 let counted = u32::from(counted);
                 match may_have_ended {
@@ -261,7 +319,10 @@ impl Model {
                 }
             }
             _ => {
-                assert!(may_have_ended || message.purged, "I4: {identity:?} is leased twice: {lease:?}");
+                assert!(
+                    may_have_ended || message.purged,
+                    "I4: {identity:?} is leased twice: {lease:?}"
+                );
                 by_itself
             }
         };
@@ -277,7 +338,7 @@ impl Model {
     pub fn taken(&mut self, client: usize, position: u64, now_ns: u64) {
         let lease = self.lease_of(client, position);
         let lease = &mut self.leases[lease];
-        lease.taken = match now_ns < lease.may_end_ns {
+        lease.taken = match now_ns < lease.may_end_ns() {
             true => Taken::InTime,
             false => Taken::Unsure,
         };
@@ -287,6 +348,7 @@ impl Model {
     pub fn answered(&mut self, lease: usize, answer: Answered, end: u64) {
         let deaths = self.deaths;
         let lease = &mut self.leases[lease];
+        lease.last_end = end;
         match lease.answered {
             None => {
                 lease.named += 1;
@@ -298,13 +360,14 @@ impl Model {
     }
 
     /// An extend was published.
-    pub fn extended(&mut self, lease: usize, duration_ms: u64, now_ns: u64) {
+    pub fn extended(&mut self, lease: usize, duration_ms: u64, end: u64, now_ns: u64) {
         let lease = &mut self.leases[lease];
+        lease.last_end = end;
         match lease.answered {
             None => lease.named += 1,
             Some(_) => lease.named_after += 1,
         }
-        lease.may_end_ns = lease.may_end_ns.min(now_ns + duration_ms * 1_000_000);
+        lease.extends.push((end, now_ns + duration_ms * 1_000_000));
     }
 
     /// The client has read that this lease was lost.
@@ -312,25 +375,45 @@ impl Model {
         if let Some(&lease) = self.by_delivery.get(&(client, position)) {
             let lease = &mut self.leases[lease];
             lease.lost += 1;
-            assert!(lease.lost <= lease.named + lease.named_after, "too many answers for {lease:?}");
+            assert!(
+                lease.lost <= lease.named + lease.named_after,
+                "too many answers for {lease:?}"
+            );
             return;
         }
         let left = self.forged.get_mut(&(client, position));
         let left = left.expect("an answer to a lease that the client never named");
-        *left = left.checked_sub(1).expect("a second answer to the same lease");
+        *left = left
+            .checked_sub(1)
+            .expect("a second answer to the same lease");
     }
 
     /// The client has read all answers to records before `stored`.
     pub fn resolve(&mut self, client: usize, stored: u64) {
         for index in 0..self.leases.len() {
-            let lease = &self.leases[index];
-            let Some((answer, end)) = lease.answered else { continue };
-            if lease.client != client || lease.resolved || end > stored {
+            let lease = &mut self.leases[index];
+            if lease.client != client || lease.resolved || lease.last_end > stored {
                 continue;
             }
-            // Those after the answer may still be under way.
+            if lease.lost == 0
+                && let Some((_, until)) = lease.extends.pop()
+            {
+                lease.deadline_ns = until;
+            }
+            lease.extends.clear();
+            let Some((answer, _)) = lease.answered else {
+                continue;
+            };
+            lease.resolved = true;
+            // Once lost, lost for all that follow; and what follows the first
+            // answer is lost in any case.
             let held = lease.lost <= lease.named_after;
-            self.leases[index].resolved = true;
+            if held && !self.messages[lease.message].purged {
+                assert_eq!(
+                    lease.lost, lease.named_after,
+                    "a second answer was not said to be lost: {lease:?}"
+                );
+            }
             if answer == Answered::Ack {
                 self.resolve_ack(index, held);
             }
@@ -344,7 +427,11 @@ impl Model {
             return;
         }
         let identity = (message.session, message.position);
-        assert_eq!(message.lease, Some(index), "I5: {identity:?} was leased again, and its old ack counted");
+        assert_eq!(
+            message.lease,
+            Some(index),
+            "I5: {identity:?} was leased again, and its old ack counted"
+        );
         assert_ne!(message.fate, Fate::Refused);
         message.fate = Fate::Acked;
     }
@@ -364,7 +451,7 @@ impl Model {
             if lease.client != client {
                 continue;
             }
-            lease.may_end_ns = 0;
+            lease.end_any_time();
             let open = !lease.resolved && matches!(lease.answered, Some((Answered::Ack, _)));
             lease.resolved = true;
             let message = &mut self.messages[lease.message];
@@ -379,7 +466,11 @@ impl Model {
     /// nobody's guess.
     pub fn client_broke(&mut self, client: usize, session: u64, stored: u64) {
         self.client_died(client);
-        for lease in self.leases.iter_mut().filter(|lease| lease.client == client) {
+        for lease in self
+            .leases
+            .iter_mut()
+            .filter(|lease| lease.client == client)
+        {
             lease.taken = Taken::Unsure;
         }
         for message in self.messages.iter_mut() {
@@ -401,7 +492,11 @@ impl Model {
 
     /// The queue's deletion was asked for.
     pub fn purge(&mut self, queue: usize) {
-        for message in self.messages.iter_mut().filter(|message| message.queue == queue) {
+        for message in self
+            .messages
+            .iter_mut()
+            .filter(|message| message.queue == queue)
+        {
             message.purged = true;
             if message.fate == Fate::Owed {
                 message.fate = Fate::Doubt;
@@ -411,11 +506,7 @@ impl Model {
 
     /// The machine lost power. `synced` gives a session's confirmed cursor, and
     /// `ack_synced` that of a client.
-    pub fn power_cut(
-        &mut self,
-        synced: impl Fn(u64) -> u64,
-        ack_synced: impl Fn(usize) -> u64,
-    ) {
+    pub fn power_cut(&mut self, synced: impl Fn(u64) -> u64, ack_synced: impl Fn(usize) -> u64) {
         self.newest.clear();
         for index in 0..self.messages.len() {
             let message = &self.messages[index];
@@ -433,18 +524,20 @@ impl Model {
             }
         }
         for lease in &mut self.leases {
-            lease.may_end_ns = 0;
+            lease.end_any_time();
             lease.resolved = true;
             // Nothing is known of its end, so nothing of how it counted.
             lease.taken = Taken::Unsure;
-            lease.answered = lease.answered.filter(|(answer, _)| *answer == Answered::Ack);
+            lease.answered = lease
+                .answered
+                .filter(|(answer, _)| *answer == Answered::Ack);
         }
     }
 
     /// Leases of the client that nothing can have ended.
     pub fn live_leases(&self, client: usize, now_ns: u64) -> usize {
         let live = |lease: &&Lease| {
-            lease.client == client && lease.answered.is_none() && lease.may_end_ns > now_ns
+            lease.client == client && lease.answered.is_none() && lease.may_end_ns() > now_ns
         };
         self.leases.iter().filter(live).count()
     }
