@@ -80,7 +80,13 @@ impl Connection {
 
     /// Asks and waits for the answer.
     pub(crate) fn call<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
-        self.send(request)?;
+        if let Err(error) = self.send(request) {
+            // A broker that turns a client away says why before it closes.
+            return match self.reply_within(Duration::ZERO) {
+                Ok(Some(Reply::Error(why))) => Err(why.into()),
+                _ => Err(error),
+            };
+        }
         let deadline = Deadline::after(REPLY_TIMEOUT);
         loop {
             let left = deadline.left();

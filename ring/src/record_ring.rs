@@ -237,9 +237,9 @@ impl Writer {
             return Ok(Err(Full));
         }
         let record = record_bytes(content);
-        let in_one_piece = ring.offset(self.next) + record <= size;
-        let known_to_fit = self.used() + record as u64 <= size as u64;
-        if !(in_one_piece && known_to_fit) && !self.make_room(ring, content)? {
+        let fits_for_sure = ring.offset(self.next) + record <= size
+            && self.used() + record as u64 <= size as u64;
+        if !fits_for_sure && !self.make_room(ring, content)? {
             return Ok(Err(Full));
         }
         let position = self.next;

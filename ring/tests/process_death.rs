@@ -3,7 +3,7 @@
 //! The other process is this test binary again: it runs the test
 //! `other_process`, which does what its environment says. Each test waits for
 //! what it wants to see and never for time to pass; a lost wake-up, which would
-//! cost a second and pass unnoticed, is counted and fails.
+//! cost a second and pass unnoticed, fails.
 //!
 //! What SIGKILL can't show: the loss of power, and orders of memory that this
 //! processor does not have (`loom_*.rs`).
@@ -399,13 +399,15 @@ fn a_killed_reader_leaves_what_it_had_not_freed() {
     assert!(reread > 0, "every life ended with an empty ring");
 }
 
-/// Sleeps while `look` is false. Counts the wake-ups that were lost: sleeps that
-/// ran out although there was something, of which nobody had told.
+/// Sleeps while `look` is false, and fails if wake-ups get lost: a sleep that ran
+/// out although what it waited for was there.
 struct Sleeper<'a> {
     word: WaitWord<'a>,
     bits: u32,
     sleeps: u64,
-    lost: u64,
+    /// Ran out, and the announcement had been taken. On a machine that is busy
+    /// for seconds the wake may just have been on its way, so a few are allowed.
+    late: u64,
 }
 
 impl<'a> Sleeper<'a> {
@@ -414,7 +416,7 @@ impl<'a> Sleeper<'a> {
             word,
             bits,
             sleeps: 0,
-            lost: 0,
+            late: 0,
         }
     }
 
@@ -427,9 +429,11 @@ impl<'a> Sleeper<'a> {
             let start = Instant::now();
             self.word.sleep(announced, SLEEP_MAX);
             self.sleeps += 1;
-            let whole = start.elapsed() >= SLEEP_MAX;
-            if whole && look() && self.word.peek() & self.bits != 0 {
-                self.lost += 1;
+            if start.elapsed() >= SLEEP_MAX && look() {
+                let told = self.word.peek() & self.bits == 0;
+                assert!(told, "lost: nobody looked at the announcement");
+                self.late += 1;
+                assert!(self.late < 4, "announcements taken, nobody woken");
             }
         }
     }
@@ -459,7 +463,6 @@ fn read_asleep(map: &SessionMap, until: u64) {
         }
     }
     assert!(sleeper.sleeps > 0, "never slept");
-    assert_eq!(sleeper.lost, 0, "wake-ups lost");
 }
 
 // I1, I2, I6: both sides sleep again and again in a stream through a small
@@ -501,7 +504,6 @@ fn a_million_records_stream_between_two_processes_that_sleep() {
     }
     reader.unwrap().join();
     assert!(sleeper.sleeps > 0, "never slept");
-    assert_eq!(sleeper.lost, 0, "wake-ups lost");
 }
 
 /// The attachment word in which the role "wake up" says which thread it is.
@@ -522,7 +524,6 @@ fn wake_up(map: &SessionMap, rounds: u64) {
         map.broker_wait().wake(broker::ROOM);
     }
     assert!(sleeper.sleeps >= rounds, "slept {} times", sleeper.sleeps);
-    assert_eq!(sleeper.lost, 0, "wake-ups lost");
 }
 
 /// Whether the kernel says that the thread sleeps.
@@ -562,7 +563,6 @@ fn a_process_asleep_in_the_kernel_is_woken_by_another() {
         sleeper.sleep_until(|| confirmations.synced.load(Ordering::Acquire) == round);
     }
     process.join();
-    assert_eq!(sleeper.lost, 0, "wake-ups lost");
 }
 
 /// Writes what it likes wherever a client can, until it is killed.

@@ -4,7 +4,8 @@ use super::exit::{FAILED, Failure};
 use super::units::size;
 use super::{Global, logging, output};
 use ringmain::paths;
-use ringmain_broker::service::{self, ServeOptions, Stop, StopHandle};
+use ringmain_broker::service::{self, BrokerError, ServeOptions, Stop, StopHandle};
+use ringmain_broker::store::StoreError;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io;
@@ -67,7 +68,18 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
         // The broker serves, whether its starter reads this or not.
         let _ = output::line(&socket);
     };
-    service::serve(&options, &stop, in_service).map_err(|e| Failure::new(FAILED, e.to_string()))
+    service::serve(&options, &stop, in_service).map_err(|e| failure(&e, &options.data_dir))
+}
+
+/// What kept the broker from going on. These two don't name the folder.
+fn failure(error: &BrokerError, data_dir: &Path) -> Failure {
+    let text = match error {
+        BrokerError::Store(StoreError::Corrupt(_) | StoreError::Version { .. }) => {
+            format!("{}: {error}", data_dir.display())
+        }
+        error => error.to_string(),
+    };
+    Failure::new(FAILED, text)
 }
 
 fn options(global: &Global, args: &Args) -> Result<ServeOptions, Failure> {

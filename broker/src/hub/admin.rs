@@ -63,6 +63,13 @@ impl Admin {
         self.in_flight.iter().map(write).collect()
     }
 
+    /// Whether the queue is gone from the store, and still here.
+    #[cfg(test)]
+    pub fn is_deleting(&self, number: QueueNumber) -> bool {
+        let deletes = |op: &Op| matches!(op.change, Change::Delete { number: n, .. } if n == number);
+        self.in_flight.iter().any(deletes)
+    }
+
     fn find(&mut self, wanted: impl Fn(&Change) -> bool) -> Option<&mut Op> {
         let ops = self.in_flight.iter_mut().chain(&mut self.pending);
         ops.into_iter().find(|op| wanted(&op.change))

@@ -250,8 +250,8 @@ impl Hub {
             let entry = self.queue_mut(queue);
             let in_gap = entry.gap.contains(&position);
             if let Some(&message) = entry.known.get(&position) {
-                // What lies in the gap stays known until the gap has passed it.
-                if contiguous || !in_gap {
+                // It stays known until the gap has passed it, or it is done with.
+                if contiguous && in_gap {
                     entry.known.remove(&position);
                 }
                 self.fill_known(message, block, loaded, index);

@@ -245,12 +245,18 @@ impl Hub {
     ) {
         if let Some(held) = self.leases.get_mut(lease.entry as usize)
             && held.replayed
-            && held.state == by
             && held.holder == slot
             && held.delivery_position == lease.delivery_position
         {
-            held.replayed = false;
-            return;
+            // An extend comes before the record that ended the lease.
+            if by == LeaseState::Leased {
+                return;
+            }
+            if held.state == by {
+                held.replayed = false;
+                self.session_mut(slot).ends.push_back((position, lease.entry));
+                return;
+            }
         }
         self.counters.leases_lost += 1;
         let delivery_position = lease.delivery_position;
@@ -290,6 +296,7 @@ impl Hub {
         let entry = self.queue_mut(queue);
         entry.leased -= 1;
         entry.last_end_ns = now_ns;
+        self.close_wanted |= self.pressed;
         self.make_runnable(queue);
     }
 

@@ -182,7 +182,8 @@ struct Lease {
     state: LeaseState,
     /// The end is committed, or in the round that is being written.
     end_done: bool,
-    /// Found ended by a successor: the record that ended it may come again.
+    /// Found ended by a successor, which has not come to the record that ended
+    /// it.
     replayed: bool,
 }
 
@@ -258,6 +259,9 @@ pub struct Hub {
     in_flight: round::InFlight,
     /// A round should be closed without waiting for the linger.
     close_wanted: bool,
+    /// The last round left some ring more than half full: the next one is closed
+    /// as soon as there are settled messages to be passed.
+    pressed: bool,
     /// A delivery found no lease entry.
     leases_short: bool,
     /// Sessions whose delivery ring had no room, since the last
@@ -298,6 +302,7 @@ impl Hub {
             round_in_flight: false,
             in_flight: round::InFlight::default(),
             close_wanted: false,
+            pressed: false,
             leases_short: false,
             newly_blocked: Vec::new(),
             next_round: first_round,

@@ -209,6 +209,8 @@ impl Hub {
             let bits = known.history.bits().max(history.bits());
             known.history = History::from_bits(bits);
         }
+        // The replay finds the record, and then the end is committed with it.
+        let by_record = matches!(state, LeaseState::Acked | LeaseState::Nacked) && holder.is_some();
         self.leases[row.entry as usize] = Lease {
             message,
             holder: holder.unwrap_or(SessionSlot::MAX),
@@ -218,9 +220,9 @@ impl Hub {
             next,
             state,
             end_done: false,
-            replayed: state != LeaseState::Leased,
+            replayed: by_record,
         };
-        if state != LeaseState::Leased {
+        if state != LeaseState::Leased && !by_record {
             self.ends.push(row.entry);
         }
     }
@@ -294,10 +296,13 @@ impl Hub {
     }
 
     /// The replay is done: from now on an answer to an ended lease is too late.
-    /// The ends that the predecessor left go into the first round.
+    /// The ends that the predecessor left go into the first round, also those
+    /// whose records did not come: they are committed, or the queue was deleted.
     pub fn finish_restore(&mut self) {
-        for lease in &mut self.leases {
-            lease.replayed = false;
+        for (entry, lease) in self.leases.iter_mut().enumerate() {
+            if std::mem::take(&mut lease.replayed) {
+                self.ends.push(entry as LeaseEntry);
+            }
         }
         self.close_wanted = true;
     }
@@ -331,6 +336,7 @@ impl Hub {
             entry = next;
         }
         if self.messages[message].state != State::Settled {
+            self.delayed.retain(|delayed| delayed.0.1 != message);
             self.settle(message);
         }
         // Its entries, and with them itself, go with the next rounds.

@@ -149,6 +149,7 @@ impl Hub {
     pub fn close(&mut self, close: Close, port: &mut impl Port) -> Option<FrozenRound> {
         debug_assert!(!self.round_in_flight);
         self.close_wanted = false;
+        self.pressed = false;
         let cut = self.cut(close);
         let mut round = std::mem::take(&mut self.in_flight);
         for slot in std::mem::take(&mut self.dirty) {
@@ -185,7 +186,11 @@ impl Hub {
     fn cut(&mut self, close: Close) -> u64 {
         let linger_ns = match close {
             Close::All => return self.next_order,
-            Close::SettledOnly => return 0,
+            Close::SettledOnly => {
+                // It may be long before the disk has room, and then all are due.
+                self.ages.clear();
+                return 0;
+            }
             Close::Due { linger_ns } => linger_ns,
         };
         let someone_waits = |session: &super::Session| session.flush > session.frozen;
@@ -283,6 +288,7 @@ impl Hub {
             });
         }
         if end < session.taken_in {
+            self.pressed |= session.taken_in - end > session.ring_bytes / 2;
             self.mark_dirty(slot);
         }
     }
@@ -554,7 +560,9 @@ impl Hub {
             let message = &mut self.messages[index];
             message.in_flight = false;
             message.place = Place::Away;
-            match message.state {
+            let state = message.state;
+            self.keep_known(index);
+            match state {
                 State::Ready | State::Again => self.put_in_block(index, cached, at as u32),
                 State::Later => self.evict(index),
                 State::Leased | State::Delayed => {}
@@ -562,6 +570,16 @@ impl Hub {
             }
         }
         self.forget_unused_block(cached);
+    }
+
+    /// After a restart a message that was leased may lie behind the gap, which
+    /// then grows over it: reads must not take it for a new one.
+    fn keep_known(&mut self, index: MessageIndex) {
+        let Message { queue, order, state, .. } = self.messages[index];
+        let Some(queue) = self.queues[queue as usize].as_mut() else { return };
+        if queue.is_behind() && !matches!(state, State::Ready | State::Later) {
+            queue.known.insert(order, index);
+        }
     }
 
     /// The message, the oldest of `later`, is in the store alone from now on.

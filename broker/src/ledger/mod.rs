@@ -104,12 +104,17 @@ impl Words {
 
     /// Maps the file as it is. Checks magic number and version.
     fn open(path: PathBuf, bytes: u64) -> Result<Words, LedgerError> {
-        let file = OpenOptions::new().read(true).write(true).open(&path);
-        let file = file.map_err(|source| SegmentError::Io {
-            what: "cannot open",
-            path: path.clone(),
-            source,
-        })?;
+        let file = match OpenOptions::new().read(true).write(true).open(&path) {
+            Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
+                let what = "it is missing";
+                return Err(LedgerError::Corrupt { path, what });
+            }
+            file => file.map_err(|source| SegmentError::Io {
+                what: "cannot open",
+                path: path.clone(),
+                source,
+            })?,
+        };
         let mapping = match Mapping::new(&file, &path, bytes as usize) {
             Err(SegmentError::Corrupt(what)) => return Err(LedgerError::Corrupt { path, what }),
             other => other?,

@@ -510,7 +510,6 @@ impl Core {
         self.sync_running = false;
         self.synced_round = self.synced_round.max(round);
         self.last_sync_ns = self.now_ns;
-        let mut again = false;
         for (number, committed) in std::mem::take(&mut self.sync_marks) {
             let Some(&slot) = self.by_number.get(&number) else {
                 continue;
@@ -519,12 +518,14 @@ impl Core {
                 continue;
             };
             session.confirm_synced(committed);
-            again |=
-                session.flush_synced > session.synced && session.flush_synced <= session.committed;
             self.io.touch(slot, client::CONFIRMATION);
         }
         self.io.publish();
-        if again {
+        // Also of sessions that were not there yet when this sync began.
+        let waits = |session: &SessionIo| {
+            session.flush_synced > session.synced && session.flush_synced <= session.committed
+        };
+        if self.io.sessions.iter().flatten().any(waits) {
             self.start_sync();
         }
     }

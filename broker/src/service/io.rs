@@ -130,12 +130,13 @@ impl Io {
     }
 
     /// Whether the session's delivery ring, which was full, is worth another
-    /// try: a quarter is free. `None`: its client has damaged the ring.
+    /// try: half of it is free, which is enough for any delivery, with the
+    /// padding before it. `None`: its client has damaged the ring.
     pub fn has_room(&mut self, slot: SessionSlot) -> Option<bool> {
         let session = self.session_mut(slot)?;
         let size = session.map.delivery().area.size() as u64;
         let used = session.delivery.refresh(session.map.delivery()).ok()?;
-        Some(used <= size / 4 * 3)
+        Some(used <= size / 2)
     }
 
     /// Says that the broker sleeps: the client rings after its next publish, or

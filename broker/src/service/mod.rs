@@ -184,8 +184,7 @@ pub fn serve(
     stop: &Stop,
     on_ready: impl FnOnce(),
 ) -> Result<(), BrokerError> {
-    make_dir(&options.data_dir)?;
-    make_dir(&options.shm_dir)?;
+    make_shm(&options.shm_dir)?;
     check_private(&options.shm_dir)?;
     let _lock = lock_shm(&options.shm_dir)?;
     let mut on_ready = Some(on_ready);
@@ -414,9 +413,9 @@ fn epoll_error(errno: Errno) -> BrokerError {
     BrokerError::io("waiting for", Path::new("doorbells"), errno)
 }
 
-fn make_dir(dir: &Path) -> Result<(), BrokerError> {
+fn make_shm(dir: &Path) -> Result<(), BrokerError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(|source| BrokerError::io("cannot make the folder", dir, source))
+    made.map_err(|source| BrokerError::io("cannot make the folder of --shm-dir", dir, source))
 }
 
 /// Who can write to the folder could put segments of their own there.
@@ -457,7 +456,9 @@ fn instance(data_dir: &Path) -> Result<u64, BrokerError> {
     let path = data_dir.join("instance");
     match std::fs::read_to_string(&path) {
         Ok(text) => u64::from_str_radix(text.trim(), 16).map_err(|_| {
-            let source = std::io::Error::other("not a hexadecimal number");
+            let source = std::io::Error::other(
+                "it is no hexadecimal number: restore the whole data folder from a backup",
+            );
             BrokerError::io("cannot read the instance's number in", &path, source)
         }),
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => {

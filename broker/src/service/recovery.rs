@@ -61,11 +61,17 @@ fn open_ledger(
 ) -> Result<(Ledger, LeaseTable), BrokerError> {
     let dir = &setup.shm_dir;
     let path = Ledger::path(dir);
-    if path.exists() && !half_made(&path) {
+    let has_sessions = !numbers_of(dir, ".ledger")?.is_empty();
+    if has_sessions && !path.exists() {
+        // It is made before the first session, and removed after the last one.
+        let what = "it is missing, and there are sessions";
+        return Err(LedgerError::Corrupt { path, what }.into());
+    }
+    if has_sessions || (path.exists() && !half_made(&path)) {
         match open_usable(setup, boot) {
             Ok(Some(opened)) => return Ok(opened),
             Ok(None) => info!("removing the shared memory of another boot"),
-            Err(error) if numbers_of(dir, ".ledger")?.is_empty() => {
+            Err(error) if !has_sessions => {
                 info!(%error, "replacing a ledger that has no sessions");
             }
             Err(error) => return Err(error),
@@ -242,10 +248,13 @@ fn reserve_sessions(core: &mut Core, round: u64) -> Result<(), BrokerError> {
     let below = core.next_session + SESSION_LOT;
     let writes = vec![Write::ReserveSessions { below }];
     core.store.commit(Batch { round, writes })?;
+    // Not even a power cut has a number given twice.
+    let synced = core.store.sync()?;
     core.io.ledger.set_written(round);
     core.io.ledger.set_committed(round);
     core.sessions_reserved = below;
     core.note_batch(round);
+    core.synced_round = synced;
     Ok(())
 }
 

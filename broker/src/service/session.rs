@@ -5,7 +5,7 @@ use crate::ledger::{LedgerError, SessionLedger, SessionState, place_to_die};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use ringmain::record::{LEASES_MAX, answer};
 use ringmain_ring::Ordering;
-use ringmain_ring::layout::Geometry;
+use ringmain_ring::layout::{Geometry, RING_BYTES_MIN};
 use ringmain_ring::record_ring::{Damaged, Reader, Writer};
 use ringmain_ring::segment::{self, SegmentError};
 use ringmain_ring::session::SessionMap;
@@ -14,8 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Room in the answer ring without which no further record is read: that of the
-/// answers to one record, and of the padding before them.
-const ANSWER_ROOM: u64 = ((LEASES_MAX + 1) * answer::BYTES) as u64;
+/// answers to one record. All answers are of one size, so there is no padding.
+const ANSWER_ROOM: u64 = (LEASES_MAX * answer::BYTES) as u64;
+const _: () = assert!(
+    ANSWER_ROOM <= RING_BYTES_MIN as u64 && (RING_BYTES_MIN as usize).is_multiple_of(answer::BYTES)
+);
 
 /// A session's rings, its ledger, and its ways to the client.
 #[derive(Debug)]
@@ -53,6 +56,11 @@ pub(super) struct SessionIo {
 /// Where a session's segment lies.
 pub(super) fn segment_path(dir: &Path, session: u64) -> PathBuf {
     dir.join(format!("s{session}.ring"))
+}
+
+fn is_cut_short(file: &File, geometry: Geometry) -> bool {
+    let found = file.metadata();
+    found.is_ok_and(|found| found.len() < geometry.segment_bytes() as u64)
 }
 
 fn doorbell() -> Result<EventFd, SegmentError> {
@@ -134,6 +142,13 @@ impl SessionIo {
             source,
         })?;
         let geometry = ledger.geometry();
+        let mut broken = None;
+        if geometry.is_valid() && is_cut_short(&file, geometry) {
+            // All of it was there before its client had it. What it had sent is
+            // gone; a start that failed here would make it everybody's loss.
+            segment::reserve(&file, &path, 0, geometry.segment_bytes() as u64)?;
+            broken = Some("its segment was cut short".to_owned());
+        }
         let map = SessionMap::adopt(&file, &path, geometry, instance, number)?;
         let cursor = ledger.delivery_cursor();
         let header = map.header();
@@ -145,8 +160,7 @@ impl SessionIo {
         };
         let delivery = head(&header.delivery_head.word, cursor, geometry.delivery_bytes);
         let answer = head(&header.answer_head.word, answer_tail, geometry.answer_bytes);
-        let mut broken = None;
-        if delivery.is_none() || answer.is_none() {
+        if broken.is_none() && (delivery.is_none() || answer.is_none()) {
             broken = Some("impossible cursors after a restart of the broker".to_owned());
         }
         let peer = ledger.peer();

@@ -3,7 +3,7 @@
 //!
 //! Each test file uses a part of it.
 
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 
 mod audit;
 mod broker;
@@ -12,7 +12,7 @@ mod role;
 mod tally;
 
 pub use audit::{Report, audit, settled_after};
-pub use broker::{Broker, PROGRAM, Starting, serve_command};
+pub use broker::{Broker, PROGRAM, Starting, pause, serve_command, timed};
 pub use child::Process;
 pub use role::{Consume, Hold, Produce, Role, payload, run_child};
 pub use tally::{Entry, Kind, Tally};

@@ -23,6 +23,16 @@ impl Hub {
                 expected && !orphan,
                 "message {index} is in the wrong lists: {message:?}"
             );
+            let queue = self.queue(message.queue);
+            if message.has_position && queue.gap.contains(&message.order) {
+                let known = queue.known.get(&message.order);
+                assert_eq!(
+                    known,
+                    Some(&index),
+                    "a read would find message {index} once more: {:?} {message:?}",
+                    queue.gap
+                );
+            }
             if message.state == State::Settled && message.send_done {
                 assert_ne!(
                     message.leases, NONE,
@@ -152,7 +162,7 @@ impl Hub {
                 "queue {index}: {} < {unsettled}",
                 queue.messages
             );
-            if !queue.is_behind() {
+            if !queue.is_behind() && !self.admin.is_deleting(queue.number) {
                 assert_eq!(queue.messages, unsettled as u64, "queue {index}");
             }
         }

@@ -33,6 +33,9 @@ pub enum Life {
     Alive,
     /// Its process is gone, and so will its session be.
     Dead,
+    /// It wrote what no correct client writes: nothing in its rings can be
+    /// believed.
+    Mad,
 }
 
 /// See the module's text.
@@ -53,9 +56,6 @@ pub struct Client {
     pub inbox: VecDeque<(u64, u64)>,
     /// Deliveries that were taken and not answered.
     pub held: Vec<u64>,
-    /// It wrote what no correct client writes: nothing in its rings can be
-    /// believed.
-    pub vandal: bool,
     /// Highest end of a flush it has asked for: stored, synced.
     pub flush: (u64, u64),
     /// Confirmations seen.
@@ -77,7 +77,6 @@ impl Client {
             answers: Reader::new(0, 0),
             inbox: VecDeque::new(),
             held: Vec::new(),
-            vandal: false,
             flush: (0, 0),
             confirmed: (0, 0),
         }
@@ -189,7 +188,7 @@ impl Client {
     /// Takes the oldest delivery that was seen.
     pub fn take(&mut self) -> Option<u64> {
         let (position, end) = self.inbox.pop_front()?;
-        if !self.vandal {
+        if self.is_alive() {
             self.deliveries.free(self.map.delivery(), end);
         }
         self.held.push(position);
@@ -224,7 +223,7 @@ impl Client {
             end = Some(record.end());
         }
         if let Some(end) = end
-            && !self.vandal
+            && self.is_alive()
         {
             self.answers.free(ring, end);
         }

@@ -5,7 +5,7 @@
 //! nothing of the broker's inside. Where a death leaves something open it says
 //! so ([`Fate::Doubt`]), and takes either outcome.
 
-use super::client::Found;
+use super::client::{Found, Life};
 use ringmain::record;
 use std::collections::HashMap;
 
@@ -32,8 +32,9 @@ pub struct Message {
     pub queue: usize,
     pub payload: Vec<u8>,
     pub fate: Fate,
-    /// Its queue's deletion was asked for: nothing is owed any more.
-    pub purged: bool,
+    /// Its queue's deletion was asked for, or its sender went mad: nothing is
+    /// owed any more.
+    pub unbound: bool,
     /// How often it was seen leased.
     pub seen: u32,
     /// Its latest lease.
@@ -67,7 +68,7 @@ pub struct Lease {
     pub entry: u32,
     pub position: u64,
     pub message: usize,
-    /// Before this time only its holder can end it, unless an extend does.
+    /// Before this time only its holder can end it, as far as is known.
     deadline_ns: u64,
     /// Extends under way: *(end of the record, least new deadline)*.
     extends: Vec<(u64, u64)>,
@@ -90,8 +91,7 @@ pub struct Lease {
 impl Lease {
     /// Before this time only its holder can end it.
     fn may_end_ns(&self) -> u64 {
-        let extends = self.extends.iter().map(|&(_, until)| until);
-        extends.min().unwrap_or(u64::MAX).min(self.deadline_ns)
+        self.deadline_ns
     }
 
     fn end_any_time(&mut self) {
@@ -128,11 +128,25 @@ pub struct Model {
     newest: HashMap<(u64, usize), u64>,
     /// Brokers that died.
     pub deaths: u32,
+    /// Queues that were deleted.
+    deletions: u32,
     /// Leases that were made up, by client, and how often they were named.
     pub forged: HashMap<(usize, u64), u32>,
 }
 
 impl Model {
+    /// A queue got this number. A power cut may have taken the one that had it.
+    pub fn set_number(&mut self, queue: usize, number: u32) {
+        for other in self
+            .queues
+            .iter_mut()
+            .filter(|other| other.number == Some(number))
+        {
+            other.number = None;
+        }
+        self.queues[queue].number = Some(number);
+    }
+
     pub fn accepted(
         &mut self,
         session: u64,
@@ -141,8 +155,8 @@ impl Model {
         payload: Vec<u8>,
         too_large: bool,
     ) {
-        let purged = self.queues[queue].stand != Stand::Live;
-        let fate = if purged || too_large {
+        let unbound = self.queues[queue].stand != Stand::Live;
+        let fate = if unbound || too_large {
             Fate::Doubt
         } else {
             Fate::Owed
@@ -161,7 +175,7 @@ impl Model {
             queue,
             payload,
             fate,
-            purged,
+            unbound,
             seen: 0,
             lease: None,
             attempts: (0, 0),
@@ -173,10 +187,15 @@ impl Model {
 
     /// Deliveries that have become visible at once. `starting`: by a broker's
     /// start, which publishes what its predecessor had leased.
-    pub fn delivered(&mut self, found: &[(usize, u32, bool, Found)], now_ns: u64, starting: bool) {
+    pub fn delivered(
+        &mut self,
+        found: &[(usize, usize, Life, Found)],
+        now_ns: u64,
+        starting: bool,
+    ) {
         let mut fresh = Vec::new();
-        for (client, window_queue, dead, found) in found {
-            let message = self.one_delivered(*client, *window_queue as usize, *dead, found, now_ns);
+        for (client, queue, life, found) in found {
+            let message = self.one_delivered(*client, *queue, *life, found, now_ns);
             if !found.delivery.redelivered {
                 fresh.push(message);
             }
@@ -207,7 +226,7 @@ impl Model {
         &mut self,
         client: usize,
         queue: usize,
-        dead: bool,
+        life: Life,
         found: &Found,
         now_ns: u64,
     ) -> usize {
@@ -262,9 +281,10 @@ impl Model {
         message.attempts = (delivery.attempts, delivery.attempts);
         message.history_lost = false;
         message.seen += 1;
-        if message.fate == Fate::Doubt && !message.purged {
+        if message.fate == Fate::Doubt && !message.unbound {
             message.fate = Fate::Owed;
         }
+        let bound = life == Life::Alive && !message.unbound;
         message.lease = Some(self.leases.len());
         let before = self
             .by_delivery
@@ -275,9 +295,13 @@ impl Model {
             entry: delivery.entry,
             position: found.position,
             message: index,
-            deadline_ns: if dead { 0 } else { delivery.deadline_ns },
+            deadline_ns: if bound { delivery.deadline_ns } else { 0 },
             extends: Vec::new(),
-            taken: Taken::Never,
+            taken: if life == Life::Mad {
+                Taken::Unsure
+            } else {
+                Taken::Never
+            },
             answered: None,
             answered_deaths: 0,
             named: 0,
@@ -320,7 +344,7 @@ impl Model {
             }
             _ => {
                 assert!(
-                    may_have_ended || message.purged,
+                    may_have_ended || message.unbound,
                     "I4: {identity:?} is leased twice: {lease:?}"
                 );
                 by_itself
@@ -398,7 +422,7 @@ impl Model {
             if lease.lost == 0
                 && let Some((_, until)) = lease.extends.pop()
             {
-                lease.deadline_ns = until;
+                lease.deadline_ns = lease.deadline_ns.max(until);
             }
             lease.extends.clear();
             let Some((answer, _)) = lease.answered else {
@@ -408,7 +432,10 @@ impl Model {
             // Once lost, lost for all that follow; and what follows the first
             // answer is lost in any case.
             let held = lease.lost <= lease.named_after;
-            if held && !self.messages[lease.message].purged {
+            // (A successor can't tell a second ack from the first if that was
+            // committed, and its round not finished.)
+            if held && lease.answered_deaths == self.deaths && !self.messages[lease.message].unbound
+            {
                 assert_eq!(
                     lease.lost, lease.named_after,
                     "a second answer was not said to be lost: {lease:?}"
@@ -423,7 +450,17 @@ impl Model {
     fn resolve_ack(&mut self, index: usize, held: bool) {
         let lease = &self.leases[index];
         let message = &mut self.messages[lease.message];
-        if message.purged || !held {
+        if message.unbound {
+            return;
+        }
+        if !held {
+            // A successor refuses what its predecessor had accepted for a queue
+            // that was deleted since. So many answers may stall the session
+            // behind where it was, and what it had acked then comes too late.
+            let stalled = lease.answered_deaths != self.deaths && self.deletions > 0;
+            if stalled && message.lease == Some(index) && message.fate == Fate::Owed {
+                message.fate = Fate::Doubt;
+            }
             return;
         }
         let identity = (message.session, message.position);
@@ -474,8 +511,16 @@ impl Model {
             lease.taken = Taken::Unsure;
         }
         for message in self.messages.iter_mut() {
-            if message.session == session && message.end > stored && message.fate == Fate::Owed {
+            if message.session != session || message.end <= stored {
+                continue;
+            }
+            message.unbound = true;
+            if message.fate == Fate::Owed {
                 message.fate = Fate::Doubt;
+            }
+            // A successor may not find what it sent, and then ends the lease.
+            if let Some(lease) = message.lease {
+                self.leases[lease].end_any_time();
             }
         }
     }
@@ -484,7 +529,7 @@ impl Model {
         let index = self.by_identity.get(&(session, position));
         let message = &mut self.messages[*index.expect("an answer to a send that was never sent")];
         assert!(
-            message.purged || message.too_large,
+            message.unbound || message.too_large,
             "session {session} position {position} was refused for no reason"
         );
         message.fate = Fate::Refused;
@@ -492,14 +537,18 @@ impl Model {
 
     /// The queue's deletion was asked for.
     pub fn purge(&mut self, queue: usize) {
+        self.deletions += 1;
         for message in self
             .messages
             .iter_mut()
             .filter(|message| message.queue == queue)
         {
-            message.purged = true;
+            message.unbound = true;
             if message.fate == Fate::Owed {
                 message.fate = Fate::Doubt;
+            }
+            if let Some(lease) = message.lease {
+                self.leases[lease].end_any_time();
             }
         }
     }

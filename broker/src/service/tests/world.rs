@@ -174,7 +174,7 @@ impl World {
                 // Its broker may have died between noting and answering it.
                 let attachment = attachment.or(client.attaching.as_ref());
                 let queue = attachment.expect("a delivery names an attachment").queue;
-                all.push((index, queue as u32, !client.is_alive(), found));
+                all.push((index, queue, client.life, found));
             }
         }
         if all.is_empty() {
@@ -344,16 +344,20 @@ impl World {
             .iter()
             .filter_map(|queue| queue.number)
             .collect();
-        for queue in &mut self.model.queues {
-            let found = stored.iter().find(|s| match queue.number {
-                Some(number) => s.queue == number,
-                None => s.row.name == queue.name && !known.contains(&s.queue),
-            });
-            queue.number = found.map(|s| s.queue).or(queue.number);
-            queue.stand = match found {
-                Some(_) => Stand::Live,
-                None => Stand::Gone,
-            };
+        for index in 0..self.model.queues.len() {
+            let queue = &self.model.queues[index];
+            let found = stored
+                .iter()
+                .map(|s| (s.queue, &s.row.name))
+                .find(|(number, name)| {
+                    let new = queue.stand == Stand::Creating && **name == queue.name;
+                    queue.number == Some(*number) || new && !known.contains(number)
+                });
+            self.model.queues[index].stand = Stand::Gone;
+            if let Some((number, _)) = found {
+                self.model.queues[index].stand = Stand::Live;
+                self.model.set_number(index, number);
+            }
         }
         for index in 0..self.model.queues.len() {
             if self.model.queues[index].stand == Stand::Gone {
@@ -426,6 +430,13 @@ impl World {
             }
         }
         self.boot += 1;
+        // What is not there now never was, and its number may be given again.
+        let stored = self.store.queues().unwrap();
+        for queue in &mut self.model.queues {
+            queue.number = queue
+                .number
+                .filter(|&number| stored.iter().any(|s| s.queue == number));
+        }
     }
 
     pub fn fail_next(&mut self, sync: bool, fault: Fault) {
@@ -508,12 +519,14 @@ impl World {
         self.note(|| "   is told that it is done".to_owned());
         self.asked = None;
         let stored = self.store.reopen().queues().unwrap();
+        let asked = queue;
         let queue = &mut self.model.queues[queue];
         match queue.stand {
             Stand::Creating => {
                 let found = stored.iter().find(|s| s.row.name == queue.name);
-                queue.number = Some(found.expect("a queue is answered when it is stored").queue);
+                let number = found.expect("a queue is answered when it is stored").queue;
                 queue.stand = Stand::Live;
+                self.model.set_number(asked, number);
             }
             _ => {
                 assert!(
@@ -862,8 +875,7 @@ impl World {
         let stored = self.clients[client].cursors().0;
         let session = self.clients[client].session;
         self.note(|| format!("client {client} goes mad"));
-        self.clients[client].vandal = true;
-        self.clients[client].life = Life::Dead;
+        self.clients[client].life = Life::Mad;
         match how % 5 {
             0 => _ = self.clients[client].garbage(),
             1 => _ = self.clients[client].send(99, b"nowhere"),
@@ -941,7 +953,7 @@ impl World {
         let mut quiet = 0;
         let mut rounds = 0;
         while quiet < 3 {
-            let seen = self.model.leases.len();
+            let before = self.progress();
             self.settle();
             for client in 0..self.clients.len() {
                 self.take(client, usize::MAX);
@@ -957,11 +969,8 @@ impl World {
                 .clients
                 .iter()
                 .any(|c| c.is_alive() && !c.held.is_empty());
-            quiet = if seen == self.model.leases.len() && !held {
-                quiet + 1
-            } else {
-                0
-            };
+            let moved = before != self.progress() || held;
+            quiet = if moved { 0 } else { quiet + 1 };
             if quiet > 0 {
                 self.now_ns += LONG_NS;
             }
@@ -971,6 +980,12 @@ impl World {
         self.settle();
         self.check_nothing_waits();
         self.check_store();
+    }
+
+    /// What grows while there is something to do.
+    fn progress(&self) -> (usize, u64) {
+        let confirmed = self.clients.iter().map(|client| client.cursors().0);
+        (self.model.leases.len(), confirmed.sum())
     }
 
     /// Every queue with a consumer is empty, and all that was sent is confirmed.
@@ -1087,10 +1102,7 @@ impl World {
     pub fn check_drained(&mut self) {
         self.check_progress();
         self.note(|| "== fresh consumers take what is left".to_owned());
-        for client in 0..self.clients.len() {
-            self.kill_client(client);
-        }
-        self.settle();
+        self.kill_everybody();
         self.now_ns += LONG_NS;
         let names: Vec<String> = self
             .store
@@ -1108,11 +1120,17 @@ impl World {
         for message in &self.model.messages {
             assert_ne!(message.fate, Fate::Owed, "I1: lost: {message:?}");
         }
+        self.kill_everybody();
+        self.check_empty();
+    }
+
+    fn kill_everybody(&mut self) {
         for client in 0..self.clients.len() {
             self.kill_client(client);
         }
         self.settle();
-        self.check_empty();
+        self.reap();
+        self.settle();
     }
 
     fn check_empty(&self) {
