@@ -234,11 +234,13 @@ impl Hub {
         if contiguous {
             entry.gap.start = entry.gap.start.max(range.end.min(entry.gap.end));
         }
-        let gone: Vec<u64> = entry.known.range(range).map(|(&position, _)| position).collect();
-        for position in gone {
-            if let Some(message) = self.queue_mut(queue).known.remove(&position) {
-                self.drop_if_settled_before(message);
+        let passed = entry.gap.start;
+        let found = entry.known.range(range);
+        for (position, message) in found.map(|(&p, &m)| (p, m)).collect::<Vec<_>>() {
+            if position < passed {
+                self.queue_mut(queue).known.remove(&position);
             }
+            self.drop_if_settled_before(message);
         }
     }
 
