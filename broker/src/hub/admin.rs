@@ -66,7 +66,8 @@ impl Admin {
     /// Whether the queue is gone from the store, and still here.
     #[cfg(test)]
     pub fn is_deleting(&self, number: QueueNumber) -> bool {
-        let deletes = |op: &Op| matches!(op.change, Change::Delete { number: n, .. } if n == number);
+        let deletes =
+            |op: &Op| matches!(op.change, Change::Delete { number: n, .. } if n == number);
         self.in_flight.iter().any(deletes)
     }
 
@@ -208,8 +209,8 @@ impl Hub {
         }
     }
 
-    /// Attaches a session to a queue. Gives the attachment's index and the
-    /// queue's number and settings.
+    /// Attaches a session to a queue; once more gives it another window. Gives
+    /// the attachment's index and the queue's number and settings.
     pub fn attach(
         &mut self,
         slot: SessionSlot,
@@ -231,6 +232,8 @@ impl Hub {
         let held = &self.session(slot).attachments;
         let same = |a: &Attachment| a.queue == queue && a.purpose == purpose;
         if let Some(index) = held.iter().position(same) {
+            self.session_mut(slot).attachments[index].window = window;
+            self.offer_messages(slot);
             return Ok((index as u32, number, settings));
         }
         if held.len() == ringmain_ring::layout::ATTACHMENTS_MAX {

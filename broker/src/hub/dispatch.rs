@@ -197,7 +197,9 @@ impl Hub {
         let Some(&queue) = self.by_number.get(&number) else {
             return;
         };
-        let Some(end) = self.queue_mut(queue).reading.take() else { return };
+        let Some(end) = self.queue_mut(queue).reading.take() else {
+            return;
+        };
         // Only a read that began at the gap's start says what comes next; one
         // for a returned message may have begun further on.
         let contiguous = from <= self.queue(queue).gap.start;
@@ -328,7 +330,13 @@ impl Hub {
     /// A message that a predecessor's ledger had as returned, and the store as
     /// settled: the later word counts.
     fn drop_if_settled_before(&mut self, message: MessageIndex) {
-        if message == NONE || self.messages[message].state != State::Again {
+        if message == NONE {
+            return;
+        }
+        let Message { state, place, .. } = self.messages[message];
+        // One that has its payload is not waiting for it. (Not to be found all
+        // the same: its queue is being deleted.)
+        if state != State::Again || place != Place::Away {
             return;
         }
         let queue = self.messages[message].queue;

@@ -254,7 +254,9 @@ impl Hub {
             }
             if held.state == by {
                 held.replayed = false;
-                self.session_mut(slot).ends.push_back((position, lease.entry));
+                self.session_mut(slot)
+                    .ends
+                    .push_back((position, lease.entry));
                 return;
             }
         }
@@ -289,6 +291,9 @@ impl Hub {
             self.messages[message].history = history;
         }
         port.lease_state(entry, state, self.messages[message].history);
+        if state != LeaseState::Acked {
+            self.note_history(message, entry, port);
+        }
         let attachment = &mut self.session_mut(holder).attachments[attachment as usize];
         attachment.live -= 1;
         let queue = self.messages[message].queue;
@@ -298,6 +303,27 @@ impl Hub {
         entry.last_end_ns = now_ns;
         self.close_wanted |= self.pressed;
         self.make_runnable(queue);
+    }
+
+    /// Rows of earlier leases may outlast that of this one: a successor must
+    /// find no history there that is shorter.
+    pub(super) fn note_history(
+        &mut self,
+        message: MessageIndex,
+        ended: LeaseEntry,
+        port: &mut impl Port,
+    ) {
+        let Message {
+            history, leases, ..
+        } = self.messages[message];
+        let mut entry = leases;
+        while entry != NONE {
+            let Lease { state, next, .. } = self.leases[entry as usize];
+            if entry != ended {
+                port.lease_state(entry, state, history);
+            }
+            entry = next;
+        }
     }
 
     /// The message is finished with; a round will pass it.

@@ -112,7 +112,7 @@ impl Hub {
         messages.sort_unstable();
         messages.dedup();
         for message in messages {
-            self.restore_state(message);
+            self.restore_state(message, port);
         }
         self.free_leases = (1..entries)
             .rev()
@@ -239,7 +239,9 @@ impl Hub {
 
     /// The state of a message follows from its leases: settled if one was acked,
     /// leased if one lives, else to be leased again.
-    fn restore_state(&mut self, message: MessageIndex) {
+    fn restore_state(&mut self, message: MessageIndex, port: &mut impl Port) {
+        // Its predecessor may have died before it noted that everywhere.
+        self.note_history(message, NONE, port);
         let mut live = None;
         let mut acked = false;
         let mut entry = self.messages[message].leases;
@@ -328,9 +330,17 @@ impl Hub {
     fn drop_orphan(&mut self, message: MessageIndex, port: &mut impl Port) {
         let mut entry = self.messages[message].leases;
         while entry != NONE {
-            let Lease { next, state, .. } = self.leases[entry as usize];
+            let Lease {
+                next,
+                state,
+                end_done,
+                ..
+            } = self.leases[entry as usize];
             if state == LeaseState::Leased {
                 self.end_lease(entry, LeaseState::Acked, false, port);
+                self.ends.push(entry);
+            } else if end_done {
+                // It waited for the send.
                 self.ends.push(entry);
             }
             entry = next;

@@ -575,8 +575,15 @@ impl Hub {
     /// After a restart a message that was leased may lie behind the gap, which
     /// then grows over it: reads must not take it for a new one.
     fn keep_known(&mut self, index: MessageIndex) {
-        let Message { queue, order, state, .. } = self.messages[index];
-        let Some(queue) = self.queues[queue as usize].as_mut() else { return };
+        let Message {
+            queue,
+            order,
+            state,
+            ..
+        } = self.messages[index];
+        let Some(queue) = self.queues[queue as usize].as_mut() else {
+            return;
+        };
         if queue.is_behind() && !matches!(state, State::Ready | State::Later) {
             queue.known.insert(order, index);
         }

@@ -36,7 +36,7 @@ pub(super) fn start(
     let last = check_rounds(&ledger, store.as_ref())?;
     let sessions = adopt_sessions(&setup, last)?;
     let rows = live_rows(&leases, &sessions)?;
-    let rows = without_settled(&ledger, store.as_ref(), rows, last)?;
+    let rows = without_settled(&ledger, &leases, store.as_ref(), rows, last)?;
 
     let hub = Hub::new(limits, last + 2, store.next_queue());
     let log = ledger.log();
@@ -197,7 +197,10 @@ fn half_made(path: &Path) -> bool {
 /// ones, which other consumers may have got already.
 fn live_rows(leases: &LeaseTable, sessions: &[SessionIo]) -> Result<Vec<LeaseRow>, BrokerError> {
     let mut rows = leases.used_rows()?;
-    for row in rows.iter_mut().filter(|row| row.state == LeaseState::Leased) {
+    for row in rows
+        .iter_mut()
+        .filter(|row| row.state == LeaseState::Leased)
+    {
         let holder = sessions.binary_search_by_key(&row.holder, |session| session.number);
         let leased = holder.map_or(true, |at| {
             row.delivery_position < sessions[at].ledger.delivery_cursor()
@@ -216,6 +219,7 @@ fn live_rows(leases: &LeaseTable, sessions: &[SessionIo]) -> Result<Vec<LeaseRow
 /// more, and its entry is merely to be freed.
 fn without_settled(
     ledger: &Ledger,
+    leases: &LeaseTable,
     store: &dyn Store,
     mut rows: Vec<LeaseRow>,
     last: u64,
@@ -223,7 +227,10 @@ fn without_settled(
     if ledger.finished() == last {
         return Ok(rows);
     }
-    for row in rows.iter_mut().filter(|row| row.state != LeaseState::Leased) {
+    for row in rows
+        .iter_mut()
+        .filter(|row| row.state != LeaseState::Leased)
+    {
         let Some(position) = row.queue_position.checked_sub(1) else {
             continue;
         };
@@ -236,6 +243,9 @@ fn without_settled(
         });
         if !unsettled {
             row.queue_position = 0;
+            // For a successor too: its record may keep the row past the next
+            // round.
+            leases.set_queue_position(row.entry, 0);
         }
     }
     Ok(rows)

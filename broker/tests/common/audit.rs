@@ -11,8 +11,10 @@ pub struct Report {
     pub accepted: u64,
     /// Messages that somebody took.
     pub delivered: u64,
-    /// Deliveries that said so.
+    /// Deliveries that said that the message had been leased before.
     pub redelivered: u64,
+    /// Deliveries of messages that somebody had taken before.
+    pub repeated: u64,
     /// Sends of killed producers that did not return.
     pub in_doubt: u64,
 }
@@ -92,6 +94,10 @@ pub fn audit(producers: &[&Process], consumers: &[&Process]) -> Report {
         }
     }
     report.delivered = lives.len() as u64;
+    report.repeated = lives
+        .values()
+        .map(|life| u64::from(life.taken.max(1) - 1))
+        .sum();
 
     let fault = |what: &str, faulty: &mut dyn Iterator<Item = (u64, u64)>| {
         let mut faulty: Vec<(u64, u64)> = faulty.collect();

@@ -225,7 +225,8 @@ fn consume(client: &Client, role: &Consume, tally: &mut Tally, told: &AtomicBool
             tally.note(entry);
             held.push((message, entry));
         }
-        if held.len() < role.batch && !(idle && !held.is_empty()) {
+        // A run that is not full goes out when nothing more comes.
+        if held.len() < role.batch && (held.is_empty() || !idle) {
             continue;
         }
         let (messages, entries): (Vec<_>, Vec<_>) = held.drain(..).unzip();

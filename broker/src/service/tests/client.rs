@@ -203,16 +203,6 @@ impl Client {
         (confirmations.stored.load(Ordering::Acquire), synced)
     }
 
-    pub fn final_position(&self) -> Option<u64> {
-        let position = self
-            .map
-            .header()
-            .confirmations
-            .final_position
-            .load(Ordering::Acquire);
-        (position != u64::MAX).then_some(position)
-    }
-
     /// Reads all answers, and frees them.
     pub fn answers(&mut self) -> Vec<Answer> {
         let ring = self.map.answers();
