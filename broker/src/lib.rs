@@ -6,3 +6,4 @@ pub mod hub;
 pub mod ledger;
 pub mod service;
 pub mod store;
+pub mod wake;

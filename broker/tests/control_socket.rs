@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
 #![allow(clippy::print_stdout, reason = "child processes report to their test")]
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::unistd::Pid;
 use ringmain::ErrorCode;
 use ringmain::control::{Hello, LINE_BYTES_MAX, PROTOCOL, Reply, Request};
 use ringmain_broker::control::{ConnId, Control, ControlError, Event, Limits};
+use ringmain_broker::wake::Wake;
 use std::fs::File;
 use std::io::{BufRead, BufReader, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -26,7 +26,7 @@ const NOT_YET: Duration = Duration::from_millis(150);
 struct Broker {
     control: Control,
     events: mpsc::Receiver<Event>,
-    wake: Arc<EventFd>,
+    wake: Arc<Wake>,
     socket: PathBuf,
     _folder: tempfile::TempDir,
 }
@@ -41,8 +41,8 @@ fn hello() -> Hello {
     }
 }
 
-fn wake() -> Arc<EventFd> {
-    Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap())
+fn wake() -> Arc<Wake> {
+    Arc::new(Wake::new().unwrap())
 }
 
 fn start_with(limits: Limits) -> Broker {
@@ -156,7 +156,7 @@ fn a_request_reaches_the_service_and_its_reply_the_client() {
     assert_eq!(request, Request::QueueInfo { name });
     // The wake-up follows the event.
     let deadline = Instant::now() + SOON;
-    while broker.wake.read().is_err() {
+    while !broker.wake.take() {
         assert!(Instant::now() < deadline, "the service is not woken");
     }
     broker.control.reply(conn, done(), Vec::new());

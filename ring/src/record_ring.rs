@@ -237,8 +237,8 @@ impl Writer {
             return Ok(Err(Full));
         }
         let record = record_bytes(content);
-        let fits_for_sure = ring.offset(self.next) + record <= size
-            && self.used() + record as u64 <= size as u64;
+        let fits_for_sure =
+            ring.offset(self.next) + record <= size && self.used() + record as u64 <= size as u64;
         if !fits_for_sure && !self.make_room(ring, content)? {
             return Ok(Err(Full));
         }

@@ -19,6 +19,7 @@ pub(crate) use process::start_time;
 
 pub use listener::ControlError;
 
+use crate::wake::Wake;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use reactor::Reactor;
 use ringmain::control::{Hello, Reply, Request};
@@ -139,14 +140,14 @@ pub struct Control {
 
 impl Control {
     /// Binds the socket and starts the thread. After each event in the channel
-    /// it writes to `wake`.
+    /// it rings `wake`.
     ///
     /// The socket's folder is made if it is missing. A socket file at which
     /// nobody listens is replaced.
     pub fn start(
         socket: &Path,
         hello: Hello,
-        wake: Arc<EventFd>,
+        wake: Arc<Wake>,
     ) -> Result<(Control, mpsc::Receiver<Event>), ControlError> {
         Control::start_with(socket, hello, wake, Limits::default())
     }
@@ -155,7 +156,7 @@ impl Control {
     pub fn start_with(
         socket: &Path,
         hello: Hello,
-        wake: Arc<EventFd>,
+        wake: Arc<Wake>,
         limits: Limits,
     ) -> Result<(Control, mpsc::Receiver<Event>), ControlError> {
         let bound = listener::Bound::bind(socket)?;

@@ -5,9 +5,9 @@ use super::connection::{Connection, Step, error, line_of};
 use super::listener::Bound;
 use super::process::{self, Found};
 use super::{Command, ConnId, Event, Inbox, Limits, Peer};
+use crate::wake::Wake;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 use ringmain::ErrorCode;
@@ -34,14 +34,14 @@ const TICK: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) events: mpsc::Sender<Event>,
-    pub(super) wake: Arc<EventFd>,
+    pub(super) wake: Arc<Wake>,
 }
 
 impl Outbox {
     fn put(&self, event: Event) {
         // Without a receiver the service is about to drop us.
         if self.events.send(event).is_ok() {
-            let _ = self.wake.write(1);
+            self.wake.ring();
         }
     }
 }

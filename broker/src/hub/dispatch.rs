@@ -81,9 +81,12 @@ impl Hub {
             queue.reading = Some(queue.committed);
             port.read(queue.number, from);
         }
-        // A returned message whose payload is on its way does not hold up the
-        // rest.
-        queue.ready.first()
+        // Returned messages go before newer ones, and so does the wait for a
+        // payload that is on its way.
+        match again {
+            Some(_) => None,
+            None => queue.ready.first(),
+        }
     }
 
     /// The consumer with the fewest leases among those with room, and that are

@@ -416,7 +416,7 @@ impl Core {
         let mut slots: Vec<SessionSlot> = messages.map(|message| message.slot).collect();
         slots.sort_unstable();
         slots.dedup();
-        let map = |slot| Some((slot, self.io.session(slot)?.map.clone()));
+        let map = |slot| Some((slot, Arc::clone(&self.io.session(slot)?.map)));
         slots.into_iter().filter_map(map).collect()
     }
 

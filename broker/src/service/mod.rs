@@ -28,10 +28,10 @@ use crate::hub::{Close, HubLimits};
 use crate::ledger::LedgerError;
 use crate::store::rocks::{RocksOptions, RocksStore};
 use crate::store::{Store, StoreError};
+use crate::wake::Wake;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use ringmain::control::{Hello, PROTOCOL};
 use ringmain_ring::layout::LAYOUT_VERSION;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -128,16 +128,14 @@ impl BrokerError {
 #[derive(Debug, Clone)]
 pub struct StopHandle {
     flag: Arc<AtomicBool>,
-    wake: Arc<EventFd>,
+    wake: Arc<Wake>,
 }
 
 impl StopHandle {
     /// Has [`serve`] return as soon as everything is committed and synced.
     pub fn stop(&self) {
         self.flag.store(true, Ordering::Release);
-        // It can only fail when the count is at its end: then the broker is
-        // awake.
-        let _ = self.wake.write(1);
+        self.wake.ring();
     }
 }
 
@@ -145,14 +143,13 @@ impl StopHandle {
 #[derive(Debug)]
 pub struct Stop {
     flag: Arc<AtomicBool>,
-    wake: Arc<EventFd>,
+    wake: Arc<Wake>,
 }
 
 impl Stop {
     /// Makes both sides.
     pub fn new() -> std::io::Result<(Stop, StopHandle)> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+        let wake = Arc::new(Wake::new()?);
         let flag = Arc::new(AtomicBool::new(false));
         let stop = Stop {
             flag: flag.clone(),
@@ -243,7 +240,9 @@ fn serve_once(
     let workers = Workers::start(&store, &stop.wake).map_err(failed)?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| failed(e.into()))?;
     let wake = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, WAKE);
-    epoll.add(&stop.wake, wake).map_err(|e| failed(e.into()))?;
+    epoll
+        .add(stop.wake.descriptor(), wake)
+        .map_err(|e| failed(e.into()))?;
     let mut service = Service {
         core,
         control,
@@ -282,10 +281,12 @@ impl Service {
     fn run(&mut self, stop: &Stop) -> Result<(), BrokerError> {
         let mut idle = 0;
         while !stop.is_set() {
-            let mut busy = self.take_events();
-            while let Ok(done) = self.workers.done.try_recv() {
-                self.core.job_done(done)?;
-                busy = true;
+            let mut busy = stop.wake.take();
+            if busy {
+                self.take_events();
+                while let Ok(done) = self.workers.done.try_recv() {
+                    self.core.job_done(done)?;
+                }
             }
             busy |= self.core.pass(now_ns())?;
             self.send_out()?;
@@ -302,8 +303,7 @@ impl Service {
         Ok(())
     }
 
-    fn take_events(&mut self) -> bool {
-        let mut busy = false;
+    fn take_events(&mut self) {
         while let Ok(event) = self.events.try_recv() {
             match event {
                 Event::Request {
@@ -314,14 +314,15 @@ impl Service {
                 Event::Gone { conn } => self.core.conn_gone(conn),
                 Event::Died { token } => self.core.process_died(token),
             }
-            busy = true;
         }
-        busy
     }
 
     fn send_out(&mut self) -> Result<(), BrokerError> {
         for job in self.core.jobs.drain(..) {
             self.workers.submit(job);
+        }
+        if self.core.outward.is_empty() {
+            return Ok(());
         }
         for outward in std::mem::take(&mut self.core.outward) {
             match outward {

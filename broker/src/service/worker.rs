@@ -6,7 +6,7 @@
 use crate::hub::{Append, FrozenRound, SessionSlot};
 use crate::store::block::{Block, BlockBuilder};
 use crate::store::{Batch, LoadedBlock, QueueNumber, Store, StoreError, Write};
-use nix::sys::eventfd::EventFd;
+use crate::wake::Wake;
 use ringmain_ring::session::SessionMap;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -130,8 +130,8 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Starts them. Each writes to `wake` when something is done.
-    pub fn start(store: &Arc<dyn Store>, wake: &Arc<EventFd>) -> std::io::Result<Workers> {
+    /// Starts them. Each rings `wake` when something is done.
+    pub fn start(store: &Arc<dyn Store>, wake: &Arc<Wake>) -> std::io::Result<Workers> {
         let (results, done) = mpsc::channel();
         let mut threads = Vec::new();
         let mut start = |name: &str| {
@@ -142,9 +142,7 @@ impl Workers {
                     if results.send(job.run(store.as_ref())).is_err() {
                         return;
                     }
-                    // It can only fail when the count is at its end, and then
-                    // the service thread is about to look.
-                    let _ = wake.write(1);
+                    wake.ring();
                 }
             };
             let thread = std::thread::Builder::new()

@@ -174,9 +174,9 @@ fn apply_without_client(world: &mut World, what: What, a: u32, b: u32) {
         What::RunJob => world.run_job(a as usize),
         What::FinishJob => world.finish_job(a as usize),
         What::Open if world.clients.iter().filter(|c| c.is_alive()).count() < CLIENTS_MAX => {
-            if let Some(client) = world.open(a % 4 == 0) {
+            if let Some(client) = world.open(a.is_multiple_of(4)) {
                 // Mostly one thing, sometimes both.
-                if b % 4 != 0 {
+                if !b.is_multiple_of(4) {
                     world.attach(client, name, Purpose::Produce, 0);
                 }
                 if b % 4 != 1 {
