@@ -24,8 +24,12 @@ impl Hub {
         session.taken_in = end;
         let half_full = end - session.frozen > session.ring_bytes / 2;
         let was_silent = session.silent != Silent::No;
+        let replayed = session.replay_until > 0 && end >= session.replay_until;
         self.close_wanted |= half_full;
         self.mark_dirty(slot);
+        if replayed {
+            self.finish_replay(slot);
+        }
         if was_silent {
             self.session_mut(slot).silent = Silent::No;
             self.offer_messages(slot);

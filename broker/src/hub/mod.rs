@@ -114,6 +114,9 @@ struct Session {
     blocked: bool,
     /// A lease of it ran out, and it has sent nothing since.
     silent: Silent,
+    /// Records before this position are those of a predecessor's time, and not
+    /// all taken in again. 0: they are.
+    replay_until: u64,
     /// It takes part in the next round.
     dirty: bool,
     /// No more records come; it goes when all is committed.
@@ -407,6 +410,7 @@ impl Hub {
             ring_bytes: u64::from(ring_bytes),
             blocked: false,
             silent: Silent::No,
+            replay_until: 0,
             dirty: false,
             ended: false,
         });
@@ -423,6 +427,7 @@ impl Hub {
             self.detach(slot, index as u32);
         }
         self.return_leases(slot, port);
+        self.finish_replay(slot);
         self.drop_orphans(self.session(slot).number, port);
         self.mark_dirty(slot);
         self.close_wanted = true;

@@ -297,16 +297,34 @@ impl Hub {
         }
     }
 
-    /// The replay is done: from now on an answer to an ended lease is too late.
-    /// The ends that the predecessor left go into the first round, also those
-    /// whose records did not come: they are committed, or the queue was deleted.
-    pub fn finish_restore(&mut self) {
+    /// The replay is done, but of these sessions, which are short of room for
+    /// answers: their records up to there come later.
+    pub fn finish_restore(&mut self, behind: &[(SessionSlot, u64)]) {
+        for &(slot, end) in behind {
+            self.session_mut(slot).replay_until = end;
+        }
+        let is_behind = |slot| behind.iter().any(|&(other, _)| other == slot);
+        self.end_replays(|lease| !is_behind(lease.holder));
+        self.close_wanted = true;
+    }
+
+    /// All records that a predecessor may have taken in were taken in.
+    pub(super) fn finish_replay(&mut self, slot: SessionSlot) {
+        if std::mem::take(&mut self.session_mut(slot).replay_until) > 0 {
+            self.end_replays(|lease| lease.holder == slot);
+        }
+    }
+
+    /// From now on an answer to an ended lease is too late. The ends that the
+    /// predecessor left go into the next round, also those whose records did not
+    /// come: they are committed, or the queue was deleted.
+    fn end_replays(&mut self, of: impl Fn(&Lease) -> bool) {
         for (entry, lease) in self.leases.iter_mut().enumerate() {
-            if std::mem::take(&mut lease.replayed) {
+            if lease.replayed && of(lease) {
+                lease.replayed = false;
                 self.ends.push(entry as LeaseEntry);
             }
         }
-        self.close_wanted = true;
     }
 
     /// All records of the session were taken in. Leases of sends that were not

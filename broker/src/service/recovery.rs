@@ -16,7 +16,7 @@ use super::io::Io;
 use super::requests::SESSION_LOT;
 use super::session::{SessionIo, remove_files, segment_path};
 use crate::control;
-use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession};
+use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession, SessionSlot};
 use crate::ledger::{LeaseTable, Ledger, LedgerError, SessionLedger, SessionState};
 use crate::store::{Batch, Store, StoreError, Write};
 use ringmain_ring::wait::{broker, client};
@@ -46,7 +46,8 @@ pub(super) fn start(
     reserve_sessions(&mut core, last + 1)?;
     restore(&mut core, sessions, &rows)?;
     replay(&mut core, &log);
-    core.hub.finish_restore();
+    let behind = sessions_behind(&core);
+    core.hub.finish_restore(&behind);
     greet_sessions(&mut core);
     Ok(core)
 }
@@ -296,11 +297,12 @@ fn restore(
 /// Applies what the predecessor had taken in, in its order, then what it had
 /// not.
 fn replay(core: &mut Core, log: &[(u64, u64)]) {
-    let rest: Vec<(u64, u64)> = core
+    let mut rest: Vec<(u64, u64)> = core
         .by_number
         .keys()
         .map(|&number| (number, u64::MAX))
         .collect();
+    rest.sort_unstable();
     for &(number, up_to) in log.iter().chain(&rest) {
         let Some(&slot) = core.by_number.get(&number) else {
             continue;
@@ -320,6 +322,19 @@ fn replay(core: &mut Core, log: &[(u64, u64)]) {
             Err(damaged) => core.io.break_session(slot, damaged.to_string()),
         }
     }
+}
+
+/// Sessions whose rings could not be taken in again to the end, and where that
+/// is.
+fn sessions_behind(core: &Core) -> Vec<(SessionSlot, u64)> {
+    let behind = |(slot, session): (usize, &Option<SessionIo>)| {
+        let session = session.as_ref()?;
+        let end = session.submission.published();
+        let end = end.min(session.ledger.final_position());
+        (session.submission.next_position() < end).then_some((slot as SessionSlot, end))
+    };
+    let sessions = core.io.sessions.iter().enumerate();
+    sessions.filter_map(behind).collect()
 }
 
 /// Ends the sessions of the dead, and tells the living.

@@ -524,7 +524,7 @@ impl Bench {
         self.hub
             .restore_leases(self.port.entries, &rows, &mut self.port);
         self.replay();
-        self.hub.finish_restore();
+        self.hub.finish_restore(&[]);
         self.hub.check();
         slots
     }

@@ -128,8 +128,6 @@ pub struct Model {
     newest: HashMap<(u64, usize), u64>,
     /// Brokers that died.
     pub deaths: u32,
-    /// Queues that were deleted.
-    deletions: u32,
     /// Leases that were made up, by client, and how often they were named.
     pub forged: HashMap<(usize, u64), u32>,
 }
@@ -450,17 +448,7 @@ impl Model {
     fn resolve_ack(&mut self, index: usize, held: bool) {
         let lease = &self.leases[index];
         let message = &mut self.messages[lease.message];
-        if message.unbound {
-            return;
-        }
-        if !held {
-            // A successor refuses what its predecessor had accepted for a queue
-            // that was deleted since. So many answers may stall the session
-            // behind where it was, and what it had acked then comes too late.
-            let stalled = lease.answered_deaths != self.deaths && self.deletions > 0;
-            if stalled && message.lease == Some(index) && message.fate == Fate::Owed {
-                message.fate = Fate::Doubt;
-            }
+        if message.unbound || !held {
             return;
         }
         let identity = (message.session, message.position);
@@ -537,7 +525,6 @@ impl Model {
 
     /// The queue's deletion was asked for.
     pub fn purge(&mut self, queue: usize) {
-        self.deletions += 1;
         for message in self
             .messages
             .iter_mut()
