@@ -189,6 +189,8 @@ fn other_process() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
+    // Some roles never end by themselves, and the parent may be killed.
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).unwrap();
     let path = PathBuf::from(std::env::var_os(SEGMENT).unwrap());
     let number = std::env::var(NUMBER).unwrap().parse().unwrap();
     let map = open(&path);

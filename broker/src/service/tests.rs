@@ -4,4 +4,5 @@
 mod client;
 mod model;
 mod property;
+mod stories;
 mod world;

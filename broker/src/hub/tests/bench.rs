@@ -178,6 +178,8 @@ pub struct Bench {
     cache_bytes: usize,
     next_session: u64,
     in_flight: Option<FrozenRound>,
+    /// A session whose records a successor can't take in at once.
+    pub stalled: Option<SessionSlot>,
 }
 
 impl Bench {
@@ -200,6 +202,7 @@ impl Bench {
             cache_bytes,
             next_session: 1,
             in_flight: None,
+            stalled: None,
         };
         bench.set_now(bench.now_ns);
         bench
@@ -524,7 +527,8 @@ impl Bench {
         self.hub
             .restore_leases(self.port.entries, &rows, &mut self.port);
         self.replay();
-        self.hub.finish_restore(&[]);
+        let behind = self.stalled.map(|slot| (slot, self.clients[&slot].next));
+        self.hub.finish_restore(behind.as_slice());
         self.hub.check();
         slots
     }
@@ -532,16 +536,20 @@ impl Bench {
     fn replay(&mut self) {
         let mut slots: Vec<SessionSlot> = self.clients.keys().copied().collect();
         slots.sort_unstable();
+        slots.retain(|&slot| Some(slot) != self.stalled);
         for slot in slots {
-            let client = &self.clients[&slot];
-            let committed = client.committed;
-            let rest = client
-                .said
-                .iter()
-                .filter(|(position, _)| *position >= committed);
-            for (position, said) in rest.cloned().collect::<Vec<_>>() {
-                self.hear(slot, position, &said);
-            }
+            self.catch_up(slot);
+        }
+    }
+
+    /// The session's records that are not committed are taken in again.
+    pub fn catch_up(&mut self, slot: SessionSlot) {
+        let client = &self.clients[&slot];
+        let committed = client.committed;
+        let rest = client.said.iter();
+        let rest = rest.filter(|(position, _)| *position >= committed);
+        for (position, said) in rest.cloned().collect::<Vec<_>>() {
+            self.hear(slot, position, &said);
         }
     }
 

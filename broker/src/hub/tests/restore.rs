@@ -4,6 +4,7 @@
 
 use super::bench::{Bench, Got, LEASE_NS, LINGER};
 use crate::hub::{Close, LeaseState, SessionSlot};
+use ringmain::control::Purpose;
 
 /// How the predecessor's lease stood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,4 +297,59 @@ fn leases_of_a_broken_sender_end_with_its_session() {
     bench.wait(LEASE_NS);
     assert_eq!(bench.got(slots[&consumer]), []);
     bench.check_empty();
+}
+
+/// A session that is short of room for answers is replayed later.
+#[test]
+fn an_ack_that_is_replayed_late_is_not_said_to_be_late() {
+    let (mut bench, producer, consumer) = Bench::with_queue(2);
+    for text in ["a", "b"] {
+        bench.send(producer, text);
+    }
+    let got = bench.got(consumer);
+    bench.ack(consumer, &got[0]);
+    bench.stalled = Some(consumer);
+    let slots = bench.restart();
+    assert_eq!(slots[&consumer], consumer);
+    bench.round(Close::All);
+    assert_eq!(
+        bench.stored(),
+        ["b"],
+        "the first is settled, as its row says"
+    );
+    bench.catch_up(consumer);
+    assert_eq!(bench.answers(consumer), []);
+    bench.ack(consumer, &got[0]);
+    assert_eq!(bench.answers(consumer).len(), 1, "this one is late");
+    bench.ack(consumer, &got[1]);
+    bench.check_empty();
+}
+
+/// The row of an earlier lease may outlast that of a later one, which counts.
+#[test]
+fn attempts_are_not_forgotten_while_an_earlier_end_is_not_committed() {
+    let (mut bench, producer, other) = Bench::with_queue(1);
+    let both = bench.producer("jobs");
+    bench.attach(both, "jobs", Purpose::Consume, 1);
+    bench.port.room.insert(other, 0);
+    bench.send(producer, "a");
+    bench.round(Close::All);
+    let first = bench.got(both).remove(0);
+    // The nack is behind a send that no round takes.
+    bench.send(both, "young");
+    bench.port.room = [(both, 0), (other, 1)].into();
+    bench.hub.unblock(other);
+    bench.nack(both, &first, 0, true);
+    let second = bench.got(other);
+    assert_eq!((second[0].text.as_str(), second[0].attempts), ("a", 1));
+    bench.take(other, &second);
+    bench.wait(LEASE_NS);
+    bench.round(Close::SettledOnly);
+    assert_eq!(bench.committed(both), 0);
+    let slots = bench.restart();
+    bench.round(Close::SettledOnly);
+    let mut got = bench.got(slots[&both]);
+    got.extend(bench.got(slots[&other]));
+    let again = got.iter().find(|got| got.text == "a").unwrap();
+    assert_eq!(again.attempts, 2);
 }

@@ -18,7 +18,7 @@ const NAMES: [&str; 2] = ["jobs", "mail"];
 const CLIENTS_MAX: usize = 6;
 const OPERATIONS: usize = 250;
 /// Seeds of an ordinary run.
-const CASES: u64 = 1000;
+const CASES: u64 = 600;
 
 /// An operation: what, and two numbers that mean what it likes.
 type Operation = (u32, u32, u32);
