@@ -296,21 +296,10 @@ impl Hub {
     /// A message that lies in the store: committed, with its position.
     pub(super) fn new_stored(&mut self, queue: u32, position: u64) -> MessageIndex {
         self.messages.insert(Message {
-            session: 0,
-            position: 0,
-            sent_at_ms: 0,
             order: position,
-            len: 0,
-            place: Place::Away,
-            prev: NONE,
-            next: NONE,
-            leases: NONE,
-            queue,
-            history: History::default(),
-            state: State::Settled,
             send_done: true,
             has_position: true,
-            in_flight: false,
+            ..Message::unknown(queue)
         })
     }
 

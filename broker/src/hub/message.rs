@@ -70,6 +70,27 @@ pub(super) struct Message {
 }
 
 impl Message {
+    /// A message of which nothing but its queue is known yet.
+    pub fn unknown(queue: u32) -> Message {
+        Message {
+            session: 0,
+            position: 0,
+            sent_at_ms: 0,
+            order: 0,
+            len: 0,
+            place: Place::Away,
+            prev: NONE,
+            next: NONE,
+            leases: NONE,
+            queue,
+            history: History::default(),
+            state: State::Settled,
+            send_done: false,
+            has_position: false,
+            in_flight: false,
+        }
+    }
+
     /// Position in the queue plus one, or 0.
     #[inline]
     pub fn queue_position(&self) -> u64 {

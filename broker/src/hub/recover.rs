@@ -166,19 +166,7 @@ impl Hub {
         self.messages.insert(Message {
             session: row.session,
             position: row.position,
-            sent_at_ms: 0,
-            order: 0,
-            len: 0,
-            place: Place::Away,
-            prev: NONE,
-            next: NONE,
-            leases: NONE,
-            queue,
-            history: History::default(),
-            state: State::Settled,
-            send_done: false,
-            has_position: false,
-            in_flight: false,
+            ..Message::unknown(queue)
         })
     }
 
