@@ -244,13 +244,17 @@ impl Store for RocksStore {
         bytes_max: usize,
     ) -> Result<Vec<LoadedBlock>, StoreError> {
         self.check()?;
-        let Some(cursor) = lock(&self.view).cursor(queue) else {
+        let view = lock(&self.view);
+        let Some(cursor) = view.cursor(queue) else {
             return Ok(Vec::new());
         };
         // Taken after the cursor: all below its `next` is in the snapshot, or
-        // was deleted. One snapshot for blocks and marks, or a block deleted
-        // meanwhile would seem to have none.
+        // was deleted. And under its lock: so at most one round lies between
+        // them, and not so many that nothing of what the cursor spans is left.
+        // One snapshot for blocks and marks, or a block deleted meanwhile would
+        // seem to have none.
         let snapshot = self.engine.snapshot();
+        drop(view);
         let mut walk = Walk::new(
             &self.engine,
             Some(&snapshot),
