@@ -103,7 +103,6 @@ pub(super) struct Messages {
     slots: Vec<Message>,
     /// First free slot; free slots are chained by `next`.
     free: Option<MessageIndex>,
-    used: u32,
 }
 
 impl std::ops::Index<MessageIndex> for Messages {
@@ -124,7 +123,6 @@ impl std::ops::IndexMut<MessageIndex> for Messages {
 impl Messages {
     #[inline]
     pub fn insert(&mut self, message: Message) -> MessageIndex {
-        self.used += 1;
         match self.free {
             Some(index) => {
                 let next = self.slots[index as usize].next;
@@ -144,7 +142,6 @@ impl Messages {
         self.slots[index as usize].next = self.free.unwrap_or(NONE);
         self.slots[index as usize].queue = NONE;
         self.free = Some(index);
-        self.used -= 1;
     }
 
     /// All messages of a queue.
@@ -156,8 +153,14 @@ impl Messages {
     }
 
     /// How many messages are in the slab.
+    #[cfg(test)]
     pub fn used(&self) -> u32 {
-        self.used
+        let next_free = |&index: &MessageIndex| {
+            let next = self.slots[index as usize].next;
+            (next != NONE).then_some(next)
+        };
+        let free = std::iter::successors(self.free, next_free).count();
+        (self.slots.len() - free) as u32
     }
 }
 

@@ -326,16 +326,19 @@ impl Hub {
     }
 
     /// Messages in memory; for limits and tests.
+    #[cfg(test)]
     pub fn messages_in_memory(&self) -> u32 {
         self.messages.used()
     }
 
     /// Bytes of stored messages in memory.
+    #[cfg(test)]
     pub fn cached_bytes(&self) -> usize {
         self.queues.iter().flatten().map(|q| q.cached_bytes).sum()
     }
 
     /// Lease entries that a delivery could use without growing the table.
+    #[cfg(test)]
     pub fn free_lease_entries(&self) -> usize {
         self.free_leases.len()
     }
