@@ -18,6 +18,7 @@
 //! says [`Request::Resume`].
 
 use crate::error::{Error, ErrorCode};
+use crate::message::MessageId;
 use crate::settings::{Confirm, QueueSettings};
 use ringmain_ring::layout::Geometry;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,10 @@ pub const LINE_BYTES_MAX: usize = 1 << 20;
 pub const NAME_BYTES_MAX: usize = 200;
 /// Largest window of a consumer, in messages.
 pub const WINDOW_MAX: u32 = 16_384;
+/// Largest value of [`QueueSettings::max_attempts`].
+pub const ATTEMPTS_MAX: u16 = 10_000;
+/// Most messages that one [`Request::DeadLetters`] lists.
+pub const DEAD_LETTERS_MAX: u32 = 1000;
 /// Window of a consumer that does not ask for another.
 pub const WINDOW_DEFAULT: u32 = 256;
 
@@ -91,6 +96,79 @@ pub enum Request {
     },
     /// What the broker has done. Answered by [`Stats`].
     Stats,
+    /// Messages of a queue with what is known of their death, oldest first,
+    /// without taking them. Answered by a list of [`DeadMessage`].
+    DeadLetters {
+        /// The queue.
+        queue: String,
+        /// From this position of the queue on.
+        from: u64,
+        /// Most messages to list: up to [`DEAD_LETTERS_MAX`].
+        limit: u32,
+    },
+    /// Moves messages of a dead-letter queue back to where they came from, oldest
+    /// first. Answered by [`Redriven`] when the moves are committed.
+    Redrive {
+        /// The dead-letter queue.
+        queue: String,
+        /// Where to, instead of where each came from.
+        to: Option<String>,
+        /// Most messages to move; `None`: all that are there now.
+        limit: Option<u64>,
+    },
+    /// Ends the broker. Answered by `{}` when all is committed and synced; then
+    /// the broker ends.
+    Stop {
+        /// Also take in all rings, and end all sessions: nothing is left in shared
+        /// memory.
+        drain: bool,
+    },
+}
+
+/// Why a message is in a dead-letter queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum DeadReason {
+    /// It was attempted as often as its queue allows.
+    MaxAttempts = 1,
+    /// Its consumer said that it can't be processed.
+    Rejected = 2,
+}
+
+/// What is known of a message's death.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadLetter {
+    /// Why.
+    pub reason: DeadReason,
+    /// The queue that it was in.
+    pub source: String,
+    /// When it died, in milliseconds since the Unix epoch.
+    pub died_at_ms: u64,
+    /// How often it had been attempted.
+    pub attempts: u16,
+}
+
+/// A message in a dead-letter queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadMessage {
+    /// Which message.
+    pub id: MessageId,
+    /// Its position in the dead-letter queue.
+    pub position: u64,
+    /// Length of its payload in bytes.
+    pub bytes: u64,
+    /// When it was sent, in milliseconds since the Unix epoch.
+    pub sent_at_ms: u64,
+    /// Its death; `None` if it was sent to this queue directly.
+    pub death: Option<DeadLetter>,
+}
+
+/// Answer to [`Request::Redrive`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Redriven {
+    /// How many messages were moved.
+    pub moved: u64,
 }
 
 /// What an attachment is for.

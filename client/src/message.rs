@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::error::Result;
 use crate::payload::Payload;
-use crate::record::{Delivery, LEASES_MAX, Lease};
+use crate::record::{Delivery, LEASES_MAX, Lease, submission};
 use crate::session::Session;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -151,6 +151,13 @@ impl Message {
     pub fn nack(mut self, delay: Duration) -> Result<()> {
         self.answered = true;
         self.session.nack(0, millis(delay), self.lease)
+    }
+
+    /// The message can't be processed by anybody: it moves to its queue's
+    /// dead-letter queue. Otherwise as [`Message::ack`].
+    pub fn reject(mut self) -> Result<()> {
+        self.answered = true;
+        self.session.nack(submission::NACK_REJECT, 0, self.lease)
     }
 
     /// Keeps the message for at least `duration` from now (rounded down to

@@ -47,6 +47,9 @@ pub mod submission {
     /// Flag of [`NACK`]: the client did not hand the message out, so that this
     /// is no attempt.
     pub const NACK_UNCOUNTED: u16 = 1;
+    /// Flag of [`NACK`]: the message can't be processed, and goes to the
+    /// dead-letter queue.
+    pub const NACK_REJECT: u16 = 2;
     /// Flag of [`FLUSH`].
     pub const FLUSH_STORED: u16 = 1;
     /// Flag of [`FLUSH`].

@@ -29,6 +29,12 @@ pub struct QueueSettings {
     pub max_message_bytes: u32,
     /// What `send` waits for unless the producer says otherwise.
     pub confirm: Confirm,
+    /// After so many attempts a message moves to the dead-letter queue, up to
+    /// [`ATTEMPTS_MAX`](crate::control::ATTEMPTS_MAX). 0: it is tried for ever.
+    pub max_attempts: u16,
+    /// Where dead messages go; made when it is first needed. `None`: the queue of
+    /// this one's name with `.dead` behind it.
+    pub dead_letter_queue: Option<String>,
 }
 
 impl Default for QueueSettings {
@@ -37,6 +43,8 @@ impl Default for QueueSettings {
             visibility_timeout_ms: 30_000,
             max_message_bytes: 15 * 1024,
             confirm: Confirm::Accepted,
+            max_attempts: 0,
+            dead_letter_queue: None,
         }
     }
 }

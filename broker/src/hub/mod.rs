@@ -34,7 +34,7 @@ mod tests;
 pub use admin::{AdminReply, Ticket};
 pub use port::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
 pub use recover::{LeaseRow, RestoredSession};
-pub use round::{Append, Close, Finished, FrozenMessage, FrozenRound, SessionPart};
+pub use round::{Append, Close, Finished, FrozenMessage, FrozenRound, SessionPart, Source};
 
 use crate::store::block::Block;
 use crate::store::{QueueNumber, QueueRow};

@@ -51,15 +51,25 @@ pub struct SessionPart {
     pub answer_tail: u64,
 }
 
-/// A message of a round, with its bytes still in its sender's ring.
-#[derive(Debug, Clone, Copy)]
+/// Where a round finds the payload of a message that it stores.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// In its sender's submission ring.
+    Ring {
+        /// The session.
+        slot: SessionSlot,
+        /// Where in the ring's area.
+        offset: u32,
+    },
+}
+
+/// A message of a round, with its bytes still elsewhere.
+#[derive(Debug, Clone)]
 pub struct FrozenMessage {
     /// What is stored beside the payload.
     pub head: MessageHead,
-    /// The session whose submission ring has the payload.
-    pub slot: SessionSlot,
-    /// Where in the ring's area.
-    pub offset: u32,
+    /// Where the payload is.
+    pub source: Source,
     /// Length of the payload.
     pub len: u32,
 }
@@ -442,8 +452,7 @@ impl Hub {
                 sent_at_ms: message.sent_at_ms,
                 attempts: message.history.bits(),
             },
-            slot,
-            offset,
+            source: Source::Ring { slot, offset },
             len: message.len,
         };
         let mut entry = message.leases;

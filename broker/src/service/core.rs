@@ -6,7 +6,7 @@ use super::io::Io;
 use super::session::{SessionIo, remove_files};
 use super::worker::{CommitJob, Done, Job};
 use crate::control::{ConnId, Peer};
-use crate::hub::{Close, FrozenRound, Hub, SessionPart, SessionSlot, Ticket};
+use crate::hub::{Close, FrozenRound, Hub, SessionPart, SessionSlot, Source, Ticket};
 use crate::ledger::SessionState;
 use crate::store::block::Block;
 use crate::store::{Store, StoreError};
@@ -413,7 +413,11 @@ impl Core {
 
     fn maps_of(&self, frozen: &FrozenRound) -> Vec<(SessionSlot, Arc<SessionMap>)> {
         let messages = frozen.appends.iter().flat_map(|append| &append.messages);
-        let mut slots: Vec<SessionSlot> = messages.map(|message| message.slot).collect();
+        let mut slots: Vec<SessionSlot> = messages
+            .map(|message| match message.source {
+                Source::Ring { slot, .. } => slot,
+            })
+            .collect();
         slots.sort_unstable();
         slots.dedup();
         let map = |slot| Some((slot, Arc::clone(&self.io.session(slot)?.map)));

@@ -57,6 +57,9 @@ impl Core {
             Request::QueueList => value(self.hub.queue_list()),
             Request::QueueInfo { name } => self.hub.queue_info(&name).and_then(value),
             Request::Stats => value(self.stats()),
+            Request::DeadLetters { .. } | Request::Redrive { .. } | Request::Stop { .. } => {
+                Err(Error::Invalid("not known yet".to_owned()))
+            }
         };
         match answer {
             Ok(None) => {}

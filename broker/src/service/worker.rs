@@ -3,7 +3,7 @@
 //! Three threads, so that a sync delays no commit and neither delays a read. A
 //! job that fails ends the service: the handle is dropped and opened anew.
 
-use crate::hub::{Append, FrozenRound, SessionSlot};
+use crate::hub::{Append, FrozenRound, SessionSlot, Source};
 use crate::store::block::{Block, BlockBuilder};
 use crate::store::{Batch, LoadedBlock, QueueNumber, Store, StoreError, Write};
 use crate::wake::Wake;
@@ -103,12 +103,11 @@ impl CommitJob {
             if !builder.is_empty() && !builder.takes(len) {
                 blocks.push(std::mem::replace(&mut builder, BlockBuilder::new()).finish());
             }
-            let map = self.maps.iter().find(|(slot, _)| *slot == message.slot);
+            let Source::Ring { slot, offset } = message.source;
+            let map = self.maps.iter().find(|(other, _)| *other == slot);
             builder.push_with(message.head, len, |bytes| {
                 if let Some((_, map)) = map {
-                    map.submission()
-                        .area
-                        .copy_out(message.offset as usize, bytes);
+                    map.submission().area.copy_out(offset as usize, bytes);
                 }
             });
         }

@@ -207,8 +207,12 @@ fn answer(stream: &UnixStream, state: &mut State, folder: &Path, request: Reques
         Request::QueueInfo { name } => reply(stream, &info(name, state), &[]),
         Request::QueueList => reply(stream, &vec![info("jobs".to_owned(), state)], &[]),
         Request::Stats => reply(stream, &Stats::default(), &[]),
-        Request::Ready | Request::QueueCreate { .. } | Request::QueueDelete { .. } => {
-            reply(stream, &done, &[]);
+        Request::Ready
+        | Request::QueueCreate { .. }
+        | Request::QueueDelete { .. }
+        | Request::Stop { .. } => reply(stream, &done, &[]),
+        Request::DeadLetters { .. } | Request::Redrive { .. } => {
+            refuse(stream, &Error::Invalid("not in this fake".to_owned()));
         }
     }
 }

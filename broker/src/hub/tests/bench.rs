@@ -3,7 +3,7 @@
 
 use crate::hub::{
     Close, Delivery, Finished, FrozenRound, History, Hub, HubLimits, LeaseEntry, LeaseRow,
-    LeaseState, Payload, Port, RestoredSession, SessionSlot,
+    LeaseState, Payload, Port, RestoredSession, SessionSlot, Source,
 };
 use crate::store::block::{Block, BlockBuilder};
 use crate::store::model::ModelStore;
@@ -405,7 +405,8 @@ impl Bench {
         for (index, append) in frozen.appends.iter().enumerate() {
             let mut builder = BlockBuilder::new();
             for message in &append.messages {
-                let text = &self.port.texts[&(message.slot, message.offset)];
+                let Source::Ring { slot, offset } = message.source;
+                let text = &self.port.texts[&(slot, offset)];
                 builder.push_with(message.head, text.len(), |bytes| {
                     bytes.copy_from_slice(text.as_bytes())
                 });
