@@ -12,10 +12,11 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, connect, recv, shutdown,
     socket,
 };
+use nix::unistd::geteuid;
 use ringmain_ring::layout::LAYOUT_VERSION;
 use serde::de::DeserializeOwned;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -71,6 +72,11 @@ impl Connection {
         };
         let hello = connection.call(&Self::hello())?;
         Ok((connection, check_hello(hello)?))
+    }
+
+    /// The socket, to ask the kernel who is at its other end.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// The first request of a connection.
@@ -195,9 +201,12 @@ fn refused(path: &Path, errno: Errno) -> Error {
         Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => Error::NotRunning {
             socket: path.to_owned(),
         },
-        Errno::EACCES | Errno::EPERM => {
-            Error::NotPermitted(format!("this user can't connect to {}", path.display()))
-        }
+        Errno::EACCES | Errno::EPERM => Error::NotPermitted(format!(
+            "user {} can't connect to {}: a broker serves the user that it runs as, and root; run \
+             this as that user, or start a broker of your own",
+            geteuid(),
+            path.display()
+        )),
         errno => Error::io(format!("cannot connect to {}", path.display()), errno),
     }
 }

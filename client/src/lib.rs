@@ -54,6 +54,7 @@
 
 mod admin;
 mod answers;
+mod broker;
 mod client;
 mod clock;
 mod connection;
@@ -75,6 +76,7 @@ mod tests;
 mod wait;
 pub mod wire;
 
+pub use broker::Broker;
 pub use client::Client;
 pub use consumer::{Consumer, ConsumerOptions};
 pub use control::{QueueInfo, Stats};

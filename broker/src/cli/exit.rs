@@ -15,6 +15,9 @@ pub(super) const TIMED_OUT: u8 = 5;
 const NOT_PERMITTED: u8 = 6;
 /// A message was not taken.
 pub(super) const REFUSED: u8 = 7;
+/// Another version's broker, client, shared memory or store. Trying again is of
+/// no use, so that a service manager can be told not to.
+pub(super) const OTHER_VERSION: u8 = 8;
 
 /// The table for `--help`.
 pub(super) const EXIT_CODES: &str = "\
@@ -27,6 +30,7 @@ Exit codes:
   5    timed out: nothing there, or less than asked for
   6    not permitted
   7    a message was not taken: too large, full, or refused
+  8    made by another version of ringmain: the message says what to do
   130  ended by Ctrl-C (SIGINT)
   143  ended by SIGTERM";
 
@@ -68,6 +72,11 @@ impl Failure {
         Failure::new(self.code, message)
     }
 
+    /// What it says to people.
+    pub(super) fn text(&self) -> &str {
+        self.message.as_deref().unwrap_or_default()
+    }
+
     /// Prints the line, and gives the code.
     pub(super) fn report(self) -> ExitCode {
         if let Some(message) = &self.message {
@@ -93,6 +102,7 @@ impl From<ringmain::Error> for Failure {
             ErrorCode::NotPermitted => NOT_PERMITTED,
             ErrorCode::TooLarge | ErrorCode::Full | ErrorCode::Refused => REFUSED,
             ErrorCode::Invalid => USAGE,
+            ErrorCode::VersionMismatch => OTHER_VERSION,
             _ => FAILED,
         };
         Failure::new(code, error.to_string())

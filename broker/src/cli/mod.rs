@@ -12,12 +12,13 @@ mod recv;
 mod send;
 mod serve;
 mod stats;
+mod stop;
 mod units;
 mod version;
 
 use clap::{Parser, Subcommand};
 use exit::{EXIT_CODES, Failure};
-use ringmain::{Client, paths};
+use ringmain::{Broker, Client, paths};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -68,11 +69,21 @@ impl Global {
             None => Ok(Client::connect()?),
         }
     }
+
+    /// The running broker, of whatever version.
+    fn broker(&self) -> Result<Broker, Failure> {
+        let socket = self.socket();
+        if self.socket.is_none() {
+            paths::check_socket_folder(&socket)?;
+        }
+        Ok(Broker::at(socket)?)
+    }
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(serve::Args),
+    Stop(stop::Args),
     Queue(queue::Args),
     Send(send::Args),
     Recv(recv::Args),
@@ -89,12 +100,13 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.command {
         Command::Serve(args) => serve::run(&cli.global, args),
+        Command::Stop(args) => stop::run(&cli.global, args),
         Command::Queue(args) => queue::run(&cli.global, args),
         Command::Send(args) => send::run(&cli.global, args),
         Command::Recv(args) => recv::run(&cli.global, args),
         Command::Stats(args) => stats::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
-        Command::Version(args) => version::run(args),
+        Command::Version(args) => version::run(&cli.global, args),
         Command::DemoRole(args) => demo::run_role(args),
     };
     match outcome {

@@ -1,6 +1,6 @@
 //! `ringmain serve`: the broker itself.
 
-use super::exit::{FAILED, Failure};
+use super::exit::{FAILED, Failure, OTHER_VERSION};
 use super::units::size;
 use super::{Global, logging, output};
 use ringmain::paths;
@@ -79,7 +79,11 @@ fn failure(error: &BrokerError, data_dir: &Path) -> Failure {
         }
         error => error.to_string(),
     };
-    Failure::new(FAILED, text)
+    let code = match error.is_of_another_version() {
+        true => OTHER_VERSION,
+        false => FAILED,
+    };
+    Failure::new(code, text)
 }
 
 fn options(global: &Global, args: &Args) -> Result<ServeOptions, Failure> {

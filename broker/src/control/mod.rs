@@ -131,7 +131,8 @@ impl Inbox {
 }
 
 /// The control socket and its thread. Dropping it stops the thread and removes
-/// the socket file; connections close.
+/// the socket file; connections close, after what was replied before has gone out
+/// (for which a client that does not read has a second).
 #[derive(Debug)]
 pub struct Control {
     inbox: Arc<Inbox>,

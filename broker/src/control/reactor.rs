@@ -7,6 +7,7 @@ use super::process::{self, Found};
 use super::{Command, ConnId, Event, Inbox, Limits, Peer};
 use crate::wake::Wake;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
@@ -27,6 +28,9 @@ const ACCEPTS_A_TURN: usize = 64;
 const EVENTS_A_TURN: usize = 256;
 /// How long the listener rests when a connection can't even be refused.
 const LISTENER_REST: Duration = Duration::from_millis(100);
+/// How long clients that are slow to read have for their last replies when the
+/// thread is stopped.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How often is looked at what has no event.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -152,7 +156,7 @@ impl Reactor {
                     Source::Listener => self.accept(),
                     Source::Bell => {
                         if self.obey().is_break() {
-                            return;
+                            return self.last_words();
                         }
                     }
                     Source::Socket(conn) => self.socket_event(conn, event.events()),
@@ -166,6 +170,31 @@ impl Reactor {
                 }
             }
             self.tick();
+        }
+    }
+
+    /// Lets out what was replied before the stop. Nearly always it has left
+    /// already, as sockets have room for a line.
+    fn last_words(&mut self) {
+        let until = Instant::now() + LAST_WORDS;
+        loop {
+            let speaking = self.connections.iter().filter(|(_, c)| c.has_output());
+            let (conns, mut polled): (Vec<ConnId>, Vec<PollFd<'_>>) = speaking
+                .map(|(conn, c)| (*conn, PollFd::new(c.socket(), PollFlags::POLLOUT)))
+                .unzip();
+            let left = until.saturating_duration_since(Instant::now());
+            if conns.is_empty() || left.is_zero() {
+                return;
+            }
+            // One up, so that the last moment is no busy loop.
+            let millis = left.as_millis() as u16 + 1;
+            match poll(&mut polled, PollTimeout::from(millis)) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(_) => return,
+            }
+            for conn in conns {
+                self.advance(conn);
+            }
         }
     }
 
@@ -326,7 +355,11 @@ impl Reactor {
                 uid = peer.uid,
                 "a client of another user is refused"
             );
-            let reason = format!("the broker serves user {own}, not user {}", peer.uid);
+            let reason = format!(
+                "the broker serves user {own}, not user {}: run this as user {own} or root, or \
+                 start a broker of your own",
+                peer.uid
+            );
             connection.refuse(ErrorCode::NotPermitted, reason);
         }
         let process = EpollEvent::new(EpollFlags::EPOLLIN, Source::Process(conn).pack());

@@ -61,15 +61,17 @@ pub enum LedgerError {
     Segment(#[from] SegmentError),
     /// It was written by another version.
     #[error(
-        "{path} was written by another version of ringmain (version {found} of its layout), and \
-         may hold accepted messages: start that version, end its clients and stop it, then start \
-         this one"
+        "{path} was written by another version of ringmain (its layout is {found}, this version's \
+         {known}), and may hold accepted messages: start that version again, stop it with \
+         `ringmain stop --drain`, then start this one"
     )]
     Version {
         /// The file.
         path: PathBuf,
         /// The version found.
         found: u64,
+        /// The version that this program writes.
+        known: u64,
     },
     /// It makes no sense.
     #[error(
@@ -125,6 +127,7 @@ impl Words {
             (MAGIC, found) if found != 0 => Err(LedgerError::Version {
                 path: words.path,
                 found,
+                known: VERSION,
             }),
             _ => Err(words.corrupt("no ledger")),
         }
@@ -371,7 +374,7 @@ mod tests {
         ledger.words.set(word::VERSION, 99);
         let error = Ledger::open(dir.path()).unwrap_err();
         assert!(
-            matches!(error, LedgerError::Version { found: 99, .. }),
+            matches!(error, LedgerError::Version { found: 99, known: VERSION, .. }),
             "{error}"
         );
         ledger.words.set(word::MAGIC, 1);

@@ -106,6 +106,7 @@ impl SessionLedger {
             found => Err(LedgerError::Version {
                 path: words.path,
                 found,
+                known: u64::from(LAYOUT_VERSION),
             }),
         }
     }

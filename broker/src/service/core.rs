@@ -3,7 +3,9 @@
 //! step; [`super::serve`] drives it from a thread.
 
 use super::io::Io;
+use super::leaving::Leaving;
 use super::session::{SessionIo, remove_files};
+use super::stop::Stopping;
 use super::worker::{CommitJob, Done, Job};
 use crate::control::{ConnId, Peer};
 use crate::hub::{Close, FrozenRound, Hub, SessionPart, SessionSlot, Source, Ticket};
@@ -103,6 +105,13 @@ pub(super) struct Core {
     /// *(session, committed end)* when the running sync began.
     sync_marks: Vec<(u64, u64)>,
     last_sync_ns: u64,
+    /// Sessions that are gone but for their files, which stay until their client
+    /// was told of a sync.
+    pub leaving: Vec<Leaving>,
+    /// How many of them were there when the running sync began.
+    sync_leaving: usize,
+    /// Who asked the broker to stop, and how far that is.
+    pub stopping: Stopping,
 }
 
 impl Core {
@@ -144,6 +153,9 @@ impl Core {
             sync_running: false,
             sync_marks: Vec::new(),
             last_sync_ns: now_ns,
+            leaving: Vec::new(),
+            sync_leaving: 0,
+            stopping: Stopping::default(),
         }
     }
 
@@ -507,6 +519,7 @@ impl Core {
         self.sync_marks = sessions
             .map(|session| (session.number, session.committed))
             .collect();
+        self.sync_leaving = self.leaving.len();
         self.jobs.push(Job::Sync);
     }
 
@@ -525,11 +538,16 @@ impl Core {
             self.io.touch(slot, client::CONFIRMATION);
         }
         self.io.publish();
+        let left = self.leaving.drain(..std::mem::take(&mut self.sync_leaving));
+        for session in left {
+            session.confirm_synced();
+            remove_files(&self.setup.shm_dir, session.number);
+        }
         // Also of sessions that were not there yet when this sync began.
         let waits = |session: &SessionIo| {
             session.flush_synced > session.synced && session.flush_synced <= session.committed
         };
-        if self.io.sessions.iter().flatten().any(waits) {
+        if !self.leaving.is_empty() || self.io.sessions.iter().flatten().any(waits) {
             self.start_sync();
         }
     }
@@ -666,8 +684,8 @@ impl Core {
         let Some(session) = self.io.sessions[slot as usize].take() else {
             return;
         };
+        let leaving = Leaving::of(&session);
         self.outward.push(Outward::Unregister(session.doorbell));
-        remove_files(&self.setup.shm_dir, session.number);
         self.by_number.remove(&session.number);
         if let Some(conn) = session.conn {
             self.by_conn.remove(&conn);
@@ -681,6 +699,13 @@ impl Core {
             pid = session.peer.pid,
             "session gone"
         );
+        match leaving {
+            Some(leaving) => {
+                self.leaving.push(leaving);
+                self.start_sync();
+            }
+            None => remove_files(&self.setup.shm_dir, session.number),
+        }
     }
 
     /// Puts a session in the tables.

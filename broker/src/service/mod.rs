@@ -14,9 +14,11 @@
 
 mod core;
 mod io;
+mod leaving;
 mod recovery;
 mod requests;
 mod session;
+mod stop;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -34,6 +36,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use ringmain::control::{Hello, PROTOCOL};
 use ringmain_ring::layout::LAYOUT_VERSION;
+use ringmain_ring::segment::SegmentError;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -115,6 +118,19 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
+    /// Whether another version of ringmain wrote what this one was to take over:
+    /// starting it again is of no use.
+    pub fn is_of_another_version(&self) -> bool {
+        matches!(
+            self,
+            BrokerError::Store(StoreError::Version { .. })
+                | BrokerError::Ledger(
+                    LedgerError::Version { .. }
+                        | LedgerError::Segment(SegmentError::Version { .. })
+                )
+        )
+    }
+
     fn io(what: &'static str, path: &Path, source: impl Into<std::io::Error>) -> BrokerError {
         BrokerError::Io {
             what,
@@ -280,7 +296,7 @@ struct Service {
 impl Service {
     fn run(&mut self, stop: &Stop) -> Result<(), BrokerError> {
         let mut idle = 0;
-        while !stop.is_set() {
+        while !stop.is_set() && !self.core.stop_due() {
             let mut busy = stop.wake.take();
             if busy {
                 self.take_events();
@@ -393,7 +409,16 @@ impl Service {
             }
             self.wait_for_job()?;
         }
+        // One that is under way may have begun before the last commit.
+        self.wait_for_sync()?;
         self.core.start_sync();
+        self.wait_for_sync()?;
+        self.core.finish_stop()?;
+        self.send_out()
+        // The control thread, as it is dropped, lets the last answers out.
+    }
+
+    fn wait_for_sync(&mut self) -> Result<(), BrokerError> {
         self.send_out()?;
         while self.core.sync_running() {
             self.wait_for_job()?;

@@ -17,7 +17,9 @@ use super::requests::SESSION_LOT;
 use super::session::{SessionIo, remove_files, segment_path};
 use crate::control;
 use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession, SessionSlot};
-use crate::ledger::{LeaseTable, Ledger, LedgerError, SessionLedger, SessionState};
+use crate::ledger::{
+    LeaseTable, Ledger, LedgerError, SessionLedger, SessionState, place_to_die,
+};
 use crate::store::{Batch, Store, StoreError, Write};
 use ringmain_ring::wait::{broker, client};
 use std::path::Path;
@@ -105,18 +107,25 @@ fn numbers_of(dir: &Path, suffix: &str) -> Result<Vec<u64>, BrokerError> {
 }
 
 /// Removes what brokers make in the folder, the ledger last.
-fn remove_all(dir: &Path) -> Result<(), BrokerError> {
+pub(super) fn remove_all(dir: &Path) -> Result<(), BrokerError> {
     for number in numbers_of(dir, ".ledger")? {
         remove(&SessionLedger::path(dir, number))?;
     }
-    for number in numbers_of(dir, ".ring")? {
-        remove(&segment_path(dir, number))?;
+    for name in file_names(dir)?.iter().filter(|name| is_of_a_session(name)) {
+        remove(&dir.join(name))?;
     }
     remove(&dir.join("leases"))?;
     remove(&Ledger::path(dir))
 }
 
+/// `s<number>.<anything>`.
+fn is_of_a_session(name: &str) -> bool {
+    let number = name.strip_prefix('s').and_then(|rest| rest.split_once('.'));
+    number.is_some_and(|(number, _)| number.parse::<u64>().is_ok())
+}
+
 fn remove(path: &Path) -> Result<(), BrokerError> {
+    place_to_die();
     match std::fs::remove_file(path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             Err(BrokerError::io("cannot remove", path, source))
@@ -152,6 +161,7 @@ fn check_rounds(ledger: &Ledger, store: &dyn Store) -> Result<u64, BrokerError> 
 fn adopt_sessions(setup: &Setup, last: u64) -> Result<Vec<SessionIo>, BrokerError> {
     let dir = &setup.shm_dir;
     let ledgers = numbers_of(dir, ".ledger")?;
+    refuse_another_layout(dir, &ledgers)?;
     for number in numbers_of(dir, ".ring")? {
         // Without a ledger: its maker died before that, or its remover after.
         if !ledgers.contains(&number) {
@@ -184,6 +194,16 @@ fn adopt_sessions(setup: &Setup, last: u64) -> Result<Vec<SessionIo>, BrokerErro
     }
     sessions.sort_unstable_by_key(|session| session.number);
     Ok(sessions)
+}
+
+/// Before any file is changed: whether all are of this version.
+fn refuse_another_layout(dir: &Path, ledgers: &[u64]) -> Result<(), LedgerError> {
+    for &number in ledgers {
+        if let Err(error @ LedgerError::Version { .. }) = SessionLedger::open(dir, number) {
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// Whether a file of the ledger was never finished: its version, which is

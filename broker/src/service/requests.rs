@@ -2,6 +2,7 @@
 
 use super::core::{Core, Outward};
 use super::session::SessionIo;
+use super::stop;
 use crate::control::{ConnId, Peer};
 use crate::hub::{AdminReply, SessionSlot, Ticket};
 use crate::ledger::{LedgerError, SessionState};
@@ -34,6 +35,7 @@ impl Core {
     /// Answers a request, now or when its change is committed.
     pub fn request(&mut self, conn: ConnId, peer: Peer, request: Request) {
         let answer = match request {
+            request if self.stopping.refuses(&request) => Err(stop::refusal()),
             // The control thread answers it.
             Request::Hello { .. } => empty(),
             Request::Open { layout, rings } => self.open(conn, peer, layout, rings),
@@ -57,7 +59,8 @@ impl Core {
             Request::QueueList => value(self.hub.queue_list()),
             Request::QueueInfo { name } => self.hub.queue_info(&name).and_then(value),
             Request::Stats => value(self.stats()),
-            Request::DeadLetters { .. } | Request::Redrive { .. } | Request::Stop { .. } => {
+            Request::Stop { drain } => self.stop(conn, peer, drain).map(|()| None),
+            Request::DeadLetters { .. } | Request::Redrive { .. } => {
                 Err(Error::Invalid("not known yet".to_owned()))
             }
         };
@@ -122,11 +125,9 @@ impl Core {
                 "the connection has a session already".to_owned(),
             ));
         }
-        if self.by_number.len() >= self.setup.sessions_max {
-            return Err(Error::Full(format!(
-                "there are {} sessions already",
-                self.by_number.len()
-            )));
+        let sessions = self.by_number.len() + self.leaving.len();
+        if sessions >= self.setup.sessions_max {
+            return Err(Error::Full(format!("there are {sessions} sessions already")));
         }
         let number = self.take_session_number()?;
         let dir = self.setup.shm_dir.clone();

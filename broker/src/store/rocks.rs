@@ -64,6 +64,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// The version of the data folder that this version of ringmain reads and
 /// writes.
 pub const FORMAT: u32 = 1;
+/// The version of RocksDB that is built in.
+pub const ROCKSDB_VERSION: &str = "11.8.1";
 
 /// Once deleted blocks of this many bytes lie in the database, their tombstones
 /// are flushed, so that compaction gives the room back. Without this a queue
@@ -280,4 +282,19 @@ impl Store for RocksStore {
 /// Locks what no panic leaves half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// The crate can't be asked: the lock file knows what is built.
+    #[test]
+    fn the_version_of_rocksdb_is_that_of_the_lock_file() {
+        let lock = include_str!("../../../Cargo.lock");
+        let (_, package) = lock.split_once("name = \"librocksdb-sys\"").unwrap();
+        let version = package.split('"').nth(1).unwrap();
+        assert_eq!(version.split_once('+').unwrap().1, ROCKSDB_VERSION);
+    }
 }
