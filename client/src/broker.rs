@@ -1,7 +1,7 @@
 //! A broker as a process: asking which it is, and ending it.
 
-use crate::connection::{Connection, value_of};
-use crate::control::{Hello, Request};
+use crate::connection::{Connection, Done, value_of};
+use crate::control::{Hello, Reply, Request};
 use crate::error::{Error, Result};
 use crate::wait::Deadline;
 use nix::errno::Errno;
@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+/// How long the broker has for its first answer.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest single wait; then the time that is left is looked at.
 const NAP: Duration = Duration::from_secs(1);
 /// Between two looks at a process of which there is no descriptor.
@@ -48,8 +50,15 @@ impl Broker {
     /// for another control protocol; [`TimedOut`](Error::TimedOut) if it does not
     /// answer within 30 seconds.
     pub fn at(socket: impl AsRef<Path>) -> Result<Broker> {
+        Broker::at_timeout(socket, HELLO_TIMEOUT)
+    }
+
+    /// The same with another time to answer in.
+    pub fn at_timeout(socket: impl AsRef<Path>, timeout: Duration) -> Result<Broker> {
+        let deadline = Deadline::after(timeout);
         let mut connection = Connection::open(socket.as_ref())?;
-        let hello = connection.call(&Connection::hello())?;
+        let reply = answer(&mut connection, &Connection::hello(), deadline)?;
+        let hello = value_of(reply)?;
         Ok(Broker { connection, hello })
     }
 
@@ -85,22 +94,27 @@ impl Broker {
     fn end(mut self, drain: bool, deadline: Deadline) -> Result<()> {
         // Before it is asked: later it may be gone, and its number another's.
         let process = Process::at_the_other_end(&self.connection, self.hello.pid);
-        self.connection
-            .send(&Request::Stop { drain })
-            .map_err(ended_early)?;
-        loop {
-            let nap = deadline.left().min(NAP);
-            match self.connection.reply_within(nap) {
-                Ok(Some(reply)) => {
-                    let _: serde_json::Value = value_of(reply)?;
-                    break;
-                }
-                Ok(None) if deadline.is_over() => return Err(Error::TimedOut),
-                Ok(None) => {}
-                Err(error) => return Err(ended_early(error)),
-            }
-        }
+        let reply = match answer(&mut self.connection, &Request::Stop { drain }, deadline) {
+            Err(Error::TimedOut) => return Err(Error::TimedOut),
+            reply => reply.map_err(ended_early)?,
+        };
+        let _: Done = value_of(reply)?;
         process.wait(deadline)
+    }
+}
+
+/// Asks, and waits for the answer.
+fn answer(connection: &mut Connection, request: &Request, deadline: Deadline) -> Result<Reply> {
+    let sent = connection.send(request);
+    loop {
+        // A broker that turns a client away says why before it closes.
+        match (connection.reply_within(deadline.left().min(NAP)), &sent) {
+            (Ok(Some(reply)), _) => return Ok(reply),
+            (Ok(None), Ok(())) if !deadline.is_over() => {}
+            (Ok(None), Ok(())) => return Err(Error::TimedOut),
+            (Err(error), Ok(())) => return Err(error),
+            (_, Err(_)) => return sent.and(Err(Error::TimedOut)),
+        }
     }
 }
 

@@ -17,10 +17,11 @@ mod units;
 mod version;
 
 use clap::{Parser, Subcommand};
-use exit::{EXIT_CODES, Failure};
-use ringmain::{Broker, Client, paths};
+use exit::{EXIT_CODES, Failure, TIMED_OUT};
+use ringmain::{Broker, Client, Error, paths};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 const EXAMPLE: &str = "\
 Example:
@@ -70,13 +71,22 @@ impl Global {
         }
     }
 
-    /// The running broker, of whatever version.
-    fn broker(&self) -> Result<Broker, Failure> {
+    /// The running broker, of whatever version, if it answers in this time.
+    fn broker(&self, timeout: Duration) -> Result<Broker, Failure> {
         let socket = self.socket();
         if self.socket.is_none() {
             paths::check_socket_folder(&socket)?;
         }
-        Ok(Broker::at(socket)?)
+        match Broker::at_timeout(&socket, timeout) {
+            Err(Error::TimedOut) => Err(Failure::new(
+                TIMED_OUT,
+                format!(
+                    "timed out: the broker at {} does not answer",
+                    socket.display()
+                ),
+            )),
+            broker => Ok(broker?),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
-    let broker = global.broker()?;
+    let broker = global.broker(args.timeout)?;
     let outcome = match args.drain {
         true => broker.drain_timeout(args.timeout),
         false => broker.stop_timeout(args.timeout),

@@ -7,6 +7,10 @@ use ringmain::control::{Hello, PROTOCOL};
 use ringmain_broker::store::rocks::{FORMAT, ROCKSDB_VERSION};
 use ringmain_ring::layout::LAYOUT_VERSION;
 use serde::Serialize;
+use std::time::Duration;
+
+/// How long a running broker has to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Print the version
 ///
@@ -49,7 +53,7 @@ struct More {
 
 impl More {
     fn find(global: &Global) -> More {
-        let (broker, broker_error) = match global.broker() {
+        let (broker, broker_error) = match global.broker(PATIENCE) {
             Ok(broker) => (Some(broker.hello().clone()), None),
             Err(failure) => (None, Some(failure.text().to_owned())),
         };

@@ -374,7 +374,14 @@ mod tests {
         ledger.words.set(word::VERSION, 99);
         let error = Ledger::open(dir.path()).unwrap_err();
         assert!(
-            matches!(error, LedgerError::Version { found: 99, known: VERSION, .. }),
+            matches!(
+                error,
+                LedgerError::Version {
+                    found: 99,
+                    known: VERSION,
+                    ..
+                }
+            ),
             "{error}"
         );
         ledger.words.set(word::MAGIC, 1);

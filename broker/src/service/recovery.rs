@@ -17,9 +17,7 @@ use super::requests::SESSION_LOT;
 use super::session::{SessionIo, remove_files, segment_path};
 use crate::control;
 use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession, SessionSlot};
-use crate::ledger::{
-    LeaseTable, Ledger, LedgerError, SessionLedger, SessionState, place_to_die,
-};
+use crate::ledger::{LeaseTable, Ledger, LedgerError, SessionLedger, SessionState, place_to_die};
 use crate::store::{Batch, Store, StoreError, Write};
 use ringmain_ring::wait::{broker, client};
 use std::path::Path;

@@ -127,7 +127,9 @@ impl Core {
         }
         let sessions = self.by_number.len() + self.leaving.len();
         if sessions >= self.setup.sessions_max {
-            return Err(Error::Full(format!("there are {sessions} sessions already")));
+            return Err(Error::Full(format!(
+                "there are {sessions} sessions already"
+            )));
         }
         let number = self.take_session_number()?;
         let dir = self.setup.shm_dir.clone();

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod client;
+mod drain;
 mod model;
 mod property;
 mod stories;

@@ -61,7 +61,7 @@ impl Dice {
 
 /// See the module's text.
 pub struct World {
-    dir: tempfile::TempDir,
+    pub dir: tempfile::TempDir,
     pub store: Arc<ModelStore>,
     pub core: Option<Core>,
     boot: u64,
@@ -71,7 +71,7 @@ pub struct World {
     pub clients: Vec<Client>,
     pub model: Model,
     next_conn: u64,
-    replies: HashMap<ConnId, VecDeque<(Reply, Vec<OwnedFd>)>>,
+    pub replies: HashMap<ConnId, VecDeque<(Reply, Vec<OwnedFd>)>>,
     asked: Option<Asked>,
     /// The next call of the broker dies at this place.
     pub fuse: Option<u32>,
@@ -266,7 +266,7 @@ impl World {
         self.take_admin_reply();
     }
 
-    fn request(
+    pub fn request(
         &mut self,
         conn: ConnId,
         peer: Peer,
@@ -367,7 +367,7 @@ impl World {
     }
 
     /// The process of a client is gone; the broker has not noticed.
-    fn client_dies(&mut self, index: usize) {
+    pub fn client_dies(&mut self, index: usize) {
         self.note(|| format!("client {index} dies"));
         self.clients[index].life = Life::Dead;
         self.model.client_died(index);
@@ -540,7 +540,7 @@ impl World {
 
     // Clients.
 
-    fn new_conn(&mut self) -> ConnId {
+    pub fn new_conn(&mut self) -> ConnId {
         self.next_conn += 1;
         ConnId(self.next_conn)
     }
@@ -1169,7 +1169,7 @@ impl World {
 /// Start time of processes that are dead when a broker looks.
 const DOOMED: u64 = 1;
 
-fn alive() -> Peer {
+pub fn alive() -> Peer {
     let pid = std::process::id() as i32;
     Peer {
         pid,
