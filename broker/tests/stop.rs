@@ -356,7 +356,6 @@ fn a_drain_stores_rings_returns_leases_and_closes_clients_that_wait() {
     assert!(matches!(error, Error::Closed(_)), "{error}");
     let error = held.pop().unwrap().ack().unwrap_err();
     assert!(matches!(error, Error::Closed(_)), "{error}");
-    // All that it sent is confirmed: asking needs no broker.
     drop(held);
 
     broker.restart();
@@ -411,6 +410,7 @@ fn moment(broker: &Broker, number: u64, log_before: usize) -> bool {
 #[test]
 fn a_drain_that_is_killed_loses_nothing() {
     let mut broker = Broker::with_queue("jobs");
+    let mut killed = 0;
     for number in 0..7 {
         let levels = [Confirm::Accepted, Confirm::Accepted, Confirm::Stored];
         let senders = Senders::start(&broker, "jobs", &levels);
@@ -423,6 +423,7 @@ fn a_drain_that_is_killed_loses_nothing() {
         while !moment(&broker, number, log_before) && !has_ended(pid) {
             std::hint::spin_loop();
         }
+        killed += u32::from(!has_ended(pid));
         broker.kill();
         asked.wait().unwrap();
         broker.restart();
@@ -441,13 +442,15 @@ fn a_drain_that_is_killed_loses_nothing() {
         let settled: BTreeSet<Name> = acks.acked.union(&acks.failed).copied().collect();
         check_found(&found, &without(accepted, &settled));
     }
+    assert!(killed > 0, "no drain was caught in the act");
 }
 
-/// A broker whose disk counts as full. It ends with the test.
-struct FullDisk(Child);
+/// A broker that is started by hand. It ends with the test.
+struct Serving(Child);
 
-impl FullDisk {
-    fn start(broker: &Broker) -> FullDisk {
+impl Serving {
+    /// One whose disk counts as full.
+    fn on_a_full_disk(broker: &Broker) -> Serving {
         let mut command = Command::new(PROGRAM);
         command
             .args(["serve", "--disk-reserve", "1000000TiB", "--data-dir"])
@@ -467,11 +470,11 @@ impl FullDisk {
             .unwrap()
             .read_exact(&mut line)
             .unwrap();
-        FullDisk(child)
+        Serving(child)
     }
 }
 
-impl Drop for FullDisk {
+impl Drop for Serving {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -483,7 +486,7 @@ impl Drop for FullDisk {
 fn a_drain_on_a_full_disk_is_refused_and_nobody_notices() {
     let mut broker = Broker::with_queue("jobs");
     stop(&mut broker, &[]);
-    let mut full = FullDisk::start(&broker);
+    let mut full = Serving::on_a_full_disk(&broker);
     let sender = broker.client().producer("jobs").unwrap();
     for number in 0..100 {
         sender.send(payload(1, number, 64)).unwrap();
@@ -586,8 +589,8 @@ fn a_broker_refuses_to_start_over_another_layout_and_changes_nothing() {
 
 /// A broker that must not come into service.
 fn serve_in(broker: &Broker) -> Output {
-    let serve = common::serve_command(&broker.data_dir(), &broker.shm_dir(), &broker.socket());
-    let mut serve = serve;
+    let (data, shm) = (broker.data_dir(), broker.shm_dir());
+    let mut serve = common::serve_command(&data, &shm, &broker.socket());
     let output = serve.output().unwrap();
     assert!(output.stdout.is_empty(), "it was in service");
     output
@@ -696,7 +699,7 @@ fn root_may_stop_the_broker_of_another_user_and_a_third_may_not() {
         .arg("--socket")
         .arg(&socket)
         .stderr(Stdio::null());
-    let mut serve = FullDisk(dies_with_us(&mut serve).spawn().unwrap());
+    let mut serve = Serving(dies_with_us(&mut serve).spawn().unwrap());
     let mut line = [0];
     serve
         .0
