@@ -451,7 +451,13 @@ fn refusal_of(mut command: Command) -> String {
     let child = command.args(["--log-level", "off"]).spawn().unwrap();
     let output = ended(child);
     let said = errors(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    // What another version wrote has a code of its own.
+    let code = if said.contains("version of ringmain") {
+        8
+    } else {
+        1
+    };
+    assert_eq!(output.status.code(), Some(code), "{said}");
     assert!(output.stdout.is_empty(), "it was never in service");
     assert!(said.starts_with("ringmain: "), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
