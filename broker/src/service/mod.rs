@@ -36,7 +36,6 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use ringmain::control::{Hello, PROTOCOL};
 use ringmain_ring::layout::LAYOUT_VERSION;
-use ringmain_ring::segment::SegmentError;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -124,10 +123,7 @@ impl BrokerError {
         matches!(
             self,
             BrokerError::Store(StoreError::Version { .. })
-                | BrokerError::Ledger(
-                    LedgerError::Version { .. }
-                        | LedgerError::Segment(SegmentError::Version { .. })
-                )
+                | BrokerError::Ledger(LedgerError::Version { .. })
         )
     }
 
