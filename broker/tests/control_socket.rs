@@ -176,6 +176,28 @@ fn a_request_reaches_the_service_and_its_reply_the_client() {
     broker.expect_gone(conn);
 }
 
+/// The answer to `stop` is the last thing that a broker does.
+#[test]
+fn what_was_replied_before_the_end_reaches_the_client_whole() {
+    let broker = start();
+    let (mut prompt, mut slow) = (broker.greeted(), broker.greeted());
+    let long = "x".repeat(LINE_BYTES_MAX / 2);
+    let replies = [done(), Reply::Ok(serde_json::json!(long))];
+    for (client, reply) in [&mut prompt, &mut slow].into_iter().zip(replies) {
+        client.write("{\"op\":\"stop\",\"drain\":false}\n");
+        let (conn, request) = broker.request();
+        assert_eq!(request, Request::Stop { drain: false });
+        broker.control.reply(conn, reply, Vec::new());
+    }
+    let socket = broker.socket.clone();
+    // More than the socket has room for: it leaves as it is read.
+    let reader = std::thread::spawn(move || slow.line());
+    drop(broker.control);
+    assert!(!socket.exists());
+    assert_eq!(prompt.line(), "{\"ok\":{}}\n");
+    assert_eq!(reader.join().unwrap(), format!("{{\"ok\":\"{long}\"}}\n"));
+}
+
 #[test]
 fn the_next_request_waits_for_the_reply() {
     let broker = start();

@@ -11,11 +11,13 @@ use common::{
     Broker, Consume, PROGRAM, Produce, audit, dies_with_us, files, payload, scramble, this_thread,
     wait_asleep, wait_until,
 };
+use ringmain::control::{PROTOCOL, Request};
 use ringmain::{Client, Confirm, ConsumerOptions, Error, Message, ProducerOptions, QueueSettings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{OpenOptions, Permissions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -445,6 +447,28 @@ fn a_drain_that_is_killed_loses_nothing() {
     assert!(killed > 0, "no drain was caught in the act");
 }
 
+// I1, I2, I10: who is sure that it was drained can rely on it.
+#[test]
+fn a_drain_that_is_cut_short_by_sigterm_says_whether_it_was_done() {
+    let mut broker = Broker::with_queue("jobs");
+    let senders = Senders::start(&broker, "jobs", &[Confirm::Accepted, Confirm::Synced]);
+    senders.wait_for_more(1000);
+    let asked = broker.command(&["stop", "--drain"]).spawn().unwrap();
+    wait_until("the drain begins", || {
+        broker.log_text().contains("draining")
+    });
+    broker.terminate();
+    let output = asked.wait_with_output().unwrap();
+    match output.status.code() {
+        Some(0) => assert_nothing_in_shared_memory(&broker),
+        Some(1) => assert!(errors(&output).contains("before it was drained")),
+        code => panic!("{code:?}: {}", errors(&output)),
+    }
+    broker.restart();
+    let accepted = senders.accepted();
+    check_found(&take_all(&broker, "jobs"), &accepted);
+}
+
 /// A broker that is started by hand. It ends with the test.
 struct Serving(Child);
 
@@ -730,6 +754,49 @@ fn root_may_stop_the_broker_of_another_user_and_a_third_may_not() {
         .unwrap();
     expect_code(&output, 0);
     assert!(serve.0.wait().unwrap().success());
+}
+
+/// Plays a broker of another layout at this socket, for one connection; gives
+/// what it was asked after the hello.
+fn another_layout(socket: &Path) -> JoinHandle<Option<String>> {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        lines.next().unwrap().unwrap();
+        let hello = serde_json::json!({"version": "9.9.9", "protocol": PROTOCOL, "layout": 99,
+            "instance": "5f", "pid": std::process::id()});
+        writeln!(stream, "{}", serde_json::json!({"ok": hello})).unwrap();
+        let asked = lines.next()?.unwrap();
+        let error = serde_json::json!({"code": "store_unavailable", "message": "it is played"});
+        writeln!(stream, "{}", serde_json::json!({"error": error})).unwrap();
+        Some(asked)
+    })
+}
+
+/// The new program is there before the old broker is gone.
+#[test]
+fn a_broker_of_another_layout_can_be_asked_and_drained() {
+    let broker = Broker::new();
+    let played = another_layout(&broker.socket());
+    let output = broker.run(&["version", "--verbose", "--json"]);
+    expect_code(&output, 0);
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["broker"]["layout"], 99);
+    assert_eq!(said["broker"]["version"], "9.9.9");
+    assert_eq!(played.join().unwrap(), None);
+
+    std::fs::remove_file(broker.socket()).unwrap();
+    let played = another_layout(&broker.socket());
+    let output = broker.run(&["stop", "--drain"]);
+    expect_code(&output, 1);
+    assert!(
+        errors(&output).contains("it is played"),
+        "{}",
+        errors(&output)
+    );
+    let asked: Request = serde_json::from_str(&played.join().unwrap().unwrap()).unwrap();
+    assert_eq!(asked, Request::Stop { drain: true });
 }
 
 #[test]
