@@ -105,7 +105,7 @@ impl CommitJob {
             }
             let Source::Ring { slot, offset } = message.source;
             let map = self.maps.iter().find(|(other, _)| *other == slot);
-            builder.push_with(message.head, len, |bytes| {
+            builder.push_with(message.head, None, len, |bytes| {
                 if let Some((_, map)) = map {
                     map.submission().area.copy_out(offset as usize, bytes);
                 }

@@ -407,7 +407,7 @@ impl Bench {
             for message in &append.messages {
                 let Source::Ring { slot, offset } = message.source;
                 let text = &self.port.texts[&(slot, offset)];
-                builder.push_with(message.head, text.len(), |bytes| {
+                builder.push_with(message.head, None, text.len(), |bytes| {
                     bytes.copy_from_slice(text.as_bytes())
                 });
             }
