@@ -24,6 +24,7 @@ use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Bytes of a unit: a page, so that chunks lie on pages of their own.
 pub const UNIT_BYTES: usize = 4096;
@@ -210,6 +211,8 @@ pub struct Loan {
     unit: u32,
     units: u32,
     segment: u32,
+    /// A submission that was published has taken it.
+    taken: AtomicBool,
     map: Arc<PayloadMap>,
 }
 
@@ -235,9 +238,11 @@ impl Loan {
         self.len = self.len.min(len);
     }
 
-    /// Writes the chunk's word: the submission at `position`, which is published
-    /// next, takes it.
+    /// Writes the chunk's word: the submission at `position` takes it, which must
+    /// be published next.
     pub fn take(&self, position: u64) {
+        // Relaxed, as this loan's owner alone asks.
+        self.taken.store(true, Ordering::Relaxed);
         // Relaxed: the Release of the ring's tail comes after, and the broker
         // touches the word only once it has read the submission.
         self.map
@@ -318,21 +323,20 @@ impl Outbound {
             unit,
             units,
             segment: self.segment,
+            taken: AtomicBool::new(false),
             map: Arc::clone(&self.map),
         })
     }
 
-    /// A loan of this segment that was not sent.
-    pub fn give_back(&mut self, loan: Loan) {
-        self.free.give_back(loan.unit, loan.units);
-    }
-
-    /// A loan of this segment that was sent.
-    pub fn sent(&mut self, loan: Loan) {
-        self.queued.push_back(Queued {
-            unit: loan.unit,
-            units: loan.units,
-        });
+    /// Its owner is done with a loan of this segment: if a submission has taken
+    /// it, the broker gives it back some time; else it is free.
+    pub fn put_back(&mut self, loan: Loan) {
+        let Loan { unit, units, .. } = loan;
+        if loan.taken.load(Ordering::Relaxed) {
+            self.queued.push_back(Queued { unit, units });
+        } else {
+            self.free.give_back(unit, units);
+        }
     }
 
     fn is_returned(map: &PayloadMap, queued: &Queued) -> bool {
@@ -387,7 +391,7 @@ mod tests {
         assert!(outbound.allocate(1).is_none());
         for (at, loan) in loans.drain(..).enumerate() {
             loan.take(at as u64 * 64);
-            outbound.sent(loan);
+            outbound.put_back(loan);
         }
         assert_eq!(words.taken(), [(0, 0), (1, 64), (2, 128), (3, 192)]);
         assert!(outbound.allocate(1).is_none());
@@ -412,7 +416,7 @@ mod tests {
         let reader = Arc::new(PayloadMap::read_only(&file, &path, 8).expect("maps"));
         let seen = reader.read(loan.unit(), loan.len()).expect("within");
         assert_eq!(&seen[..], &[7; 4999]);
-        outbound.give_back(loan);
+        outbound.put_back(loan);
         assert_eq!(outbound.allocate(8 * UNIT_BYTES).expect("free").unit(), 0);
         assert!(!outbound.has_queued());
     }
