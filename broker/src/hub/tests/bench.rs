@@ -260,6 +260,7 @@ impl Bench {
     pub fn create(&mut self, name: &str) {
         let settings = QueueSettings {
             visibility_timeout_ms: LEASE_NS / 1_000_000,
+            max_message_bytes: 15 * 1024,
             ..QueueSettings::default()
         };
         assert!(self.hub.create_queue(name, settings, 1, 1).is_none());
