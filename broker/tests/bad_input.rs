@@ -263,8 +263,8 @@ fn settings_out_of_range_are_refused_by_client_and_broker() {
         (with(0, 100), "from 100 ms to a week"),
         (with(WEEK_MS + 1, 100), "from 100 ms to a week"),
         (with(u64::MAX, 100), "from 100 ms to a week"),
-        (with(1000, MESSAGE_BYTES_LIMIT + 1), "at most 1048576"),
-        (with(1000, u32::MAX), "at most 1048576"),
+        (with(1000, MESSAGE_BYTES_LIMIT + 1), "at most 1073741824"),
+        (with(1000, u32::MAX), "at most 1073741824"),
     ] {
         expect_error(
             client.create_queue("x", &settings),
@@ -309,7 +309,9 @@ fn messages_at_the_limit_pass_and_one_byte_more_is_too_large() {
         15 * 1024,
         15 * 1024 + 1,
         100_000,
-        MESSAGE_BYTES_LIMIT,
+        1 << 20,
+        (1 << 20) + 1,
+        5_000_000,
     ] {
         let queue = format!("up to {limit}");
         let settings = QueueSettings {
@@ -804,7 +806,9 @@ fn requests_that_make_no_sense_are_refused_and_the_connection_goes_on() {
     assert!(raw.ask(&json!({"op": "ready"}))["ok"].is_object());
     raw.refused(&attach("none", "produce", 1), "no_such_queue", "none");
     raw.refused(&attach("jobs", "eat", 1), "invalid", "eat");
-    raw.refused(&attach("jobs", "consume", 1), "invalid", "too small");
+    let payload = |bytes: u64| json!({"op": "outbound", "bytes": bytes});
+    raw.refused(&payload((1 << 30) + 1), "invalid", "at most 1073741824");
+    raw.refused(&payload(u64::MAX), "invalid", "at most");
     let small = json!({"op": "queue_create", "name": "small",
         "settings": {"max_message_bytes": 100}});
     assert!(raw.ask(&small)["ok"].is_object());
@@ -1327,7 +1331,7 @@ fn commands_say_what_is_wrong_with_their_arguments() {
             "unit",
         ),
         (
-            &["queue", "create", "x", "--max-message-size", "1025KiB"],
+            &["queue", "create", "x", "--max-message-size", "1025MiB"],
             "at most",
         ),
         (&["queue", "create", "x", "--confirm", "maybe"], "maybe"),

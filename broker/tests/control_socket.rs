@@ -131,7 +131,7 @@ impl Client {
     fn error(&mut self) -> (ErrorCode, String) {
         match serde_json::from_str(&self.line()).unwrap() {
             Reply::Error(error) => (error.code, error.message),
-            Reply::Ok(value) => panic!("expected an error, got {value}"),
+            other => panic!("expected an error, got {other:?}"),
         }
     }
 

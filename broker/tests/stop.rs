@@ -368,6 +368,34 @@ fn a_drain_stores_rings_returns_leases_and_closes_clients_that_wait() {
     check_found(&found, &Expected::from([(1, (3..count).collect())]));
 }
 
+// I1, I9, I10: payloads in chunks, some of them under a reader.
+#[test]
+fn a_drain_waits_for_no_reader_of_a_payload_and_takes_it_from_none() {
+    const BYTES: usize = 300_000;
+    let mut broker = Broker::with_queue("jobs");
+    let sender = broker.client().producer("jobs").unwrap();
+    for number in 0..4 {
+        sender.send(payload(1, number, BYTES)).unwrap();
+    }
+    let mut reader = broker.client().consumer("jobs").unwrap();
+    let held: Vec<Message> = (0..2).map(|_| reader.recv().unwrap()).collect();
+    stop(&mut broker, &["--drain"]);
+    assert_nothing_in_shared_memory(&broker);
+    // Their chunks are nobody else's, whatever the sender tries.
+    for number in 10..20 {
+        let sent = sender.try_send(payload(2, number, BYTES));
+        assert!(sent.is_err(), "a drained session took a message");
+    }
+    for (number, message) in held.iter().enumerate() {
+        assert!(message.payload() == payload(1, number as u64, BYTES));
+    }
+    broker.restart();
+    drop(held);
+    let found = take_all(&broker, "jobs");
+    assert!(found.is_sorted(), "{found:?}");
+    check_found(&found, &Expected::from([(1, (0..4).collect())]));
+}
+
 // I1, I2, I5, I10: each send and each ack is exactly what its caller was told.
 #[test]
 fn a_drain_under_load_tells_everybody_exactly_what_was_taken_in() {

@@ -32,6 +32,9 @@ macro_rules! every_engine {
     };
 }
 
+#[path = "store_conformance/parts.rs"]
+mod parts;
+
 every_engine! {
     new_store_is_empty
     appended_messages_are_read_in_order

@@ -8,7 +8,7 @@ use crate::fork::Maker;
 use crate::lock;
 use crate::paths;
 use crate::producer::{Producer, ProducerOptions};
-use crate::record::{LEASE_BYTES, delivery_ring_for_payload, submission_ring_for_payload};
+use crate::record::LEASE_BYTES;
 use crate::session::Session;
 use crate::settings::QueueSettings;
 use ringmain_ring::layout::Geometry;
@@ -29,8 +29,8 @@ struct Inner {
     maker: Maker,
     socket: PathBuf,
     admin: Mutex<Admin>,
-    /// The sessions that producers share: one, unless a queue with larger
-    /// messages needed another with a larger ring.
+    /// The sessions that producers share: one, unless it had all the attachments
+    /// that a session can have.
     producing: Mutex<Vec<Arc<Session>>>,
 }
 
@@ -83,18 +83,12 @@ impl Client {
 
     /// A producer that sends to this queue, with options.
     pub fn producer_with(&self, queue: &str, options: ProducerOptions) -> Result<Producer> {
-        let settings = self.queue(queue)?.settings;
-        let mut geometry = Geometry::default();
-        geometry.submission_bytes = geometry
-            .submission_bytes
-            .max(submission_ring_for_payload(settings.max_message_bytes));
+        // Asked before a session is made for a queue that is not there.
+        self.queue(queue)?;
         // Held while a session is opened, so that not two threads open one each.
         let mut sessions = lock(&self.inner.producing);
         sessions.retain(|session| session.is_open());
         for session in sessions.iter() {
-            if session.map().geometry().submission_bytes < geometry.submission_bytes {
-                continue;
-            }
             match session.attach(queue, Purpose::Produce, 1) {
                 // It has all the attachments that it can have.
                 Err(Error::Full(_)) => {}
@@ -108,7 +102,7 @@ impl Client {
                 }
             }
         }
-        let session = Arc::new(Session::open(&self.inner.socket, geometry)?);
+        let session = Arc::new(Session::open(&self.inner.socket, Geometry::default())?);
         let attached = session.attach(queue, Purpose::Produce, 1)?;
         sessions.push(Arc::clone(&session));
         Ok(Producer::new(session, queue, &attached, &options))
@@ -129,7 +123,7 @@ impl Client {
                 "a window of {window} messages: it can be from 1 to {WINDOW_MAX}"
             )));
         }
-        let settings = self.queue(queue)?.settings;
+        self.queue(queue)?;
         let mut geometry = Geometry::default();
         // Twice what the answers of a whole window take: one half lies before
         // the broker while the other fills.
@@ -137,9 +131,6 @@ impl Client {
         geometry.submission_bytes = geometry
             .submission_bytes
             .max(answers_bytes.next_power_of_two());
-        geometry.delivery_bytes = geometry
-            .delivery_bytes
-            .max(delivery_ring_for_payload(settings.max_message_bytes));
         let session = Session::open(&self.inner.socket, geometry)?;
         let attached = session.attach(queue, Purpose::Consume, window)?;
         Ok(Consumer::new(Arc::new(session), queue, attached.index))

@@ -2,7 +2,7 @@
 //! underneath, so that a session can be resumed while its owner does other
 //! things, with calls that wait on top.
 
-use crate::control::{Hello, PROTOCOL, Reply, Request};
+use crate::control::{Hello, Notice, PROTOCOL, Reply, Request};
 use crate::error::{Error, Result};
 use crate::wait::Deadline;
 use crate::wire::{self, LineBuffer};
@@ -15,6 +15,7 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 use ringmain_ring::layout::LAYOUT_VERSION;
 use serde::de::DeserializeOwned;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -31,10 +32,14 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Connection {
     socket: OwnedFd,
     lines: LineBuffer,
-    /// Descriptors that came and were not taken yet.
+    /// Descriptors that came and were not taken yet, in the order of the lines
+    /// that they belong to.
     descriptors: Vec<OwnedFd>,
-    /// Requests whose caller gave up: their replies are skipped when they come.
-    given_up: u32,
+    /// Requests whose caller gave up: their replies are skipped when they come,
+    /// each with so many descriptors.
+    given_up: VecDeque<usize>,
+    /// What the broker told unasked, and nobody has looked at.
+    notices: Vec<(Notice, Option<OwnedFd>)>,
 }
 
 impl Connection {
@@ -52,7 +57,8 @@ impl Connection {
             socket,
             lines: LineBuffer::new(),
             descriptors: Vec::new(),
-            given_up: 0,
+            given_up: VecDeque::new(),
+            notices: Vec::new(),
         })
     }
 
@@ -86,6 +92,15 @@ impl Connection {
 
     /// Asks and waits for the answer.
     pub(crate) fn call<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
+        let (value, []) = self.call_for::<T, 0>(request)?;
+        Ok(value)
+    }
+
+    /// Asks and waits for the answer, with which `N` descriptors come.
+    pub(crate) fn call_for<T: DeserializeOwned, const N: usize>(
+        &mut self,
+        request: &Request,
+    ) -> Result<(T, [OwnedFd; N])> {
         if let Err(error) = self.send(request) {
             // A broker that turns a client away says why before it closes.
             return match self.reply_within(Duration::ZERO) {
@@ -97,10 +112,10 @@ impl Connection {
         loop {
             let left = deadline.left();
             if let Some(reply) = self.reply_within(left)? {
-                return value_of(reply);
+                return Ok((value_of(reply)?, self.take_descriptors()?));
             }
             if deadline.is_over() {
-                self.given_up += 1;
+                self.given_up.push_back(N);
                 return Err(Error::TimedOut);
             }
         }
@@ -148,13 +163,40 @@ impl Connection {
         while let Some(line) = self.lines.next_line()? {
             let reply = serde_json::from_slice(&line)
                 .map_err(|e| Error::Corrupt(format!("the broker's answer: {e}")))?;
-            if self.given_up == 0 {
-                return Ok(Some(reply));
+            match (reply, self.given_up.front()) {
+                (Reply::Notice(notice), _) => self.note(notice)?,
+                (reply, None) => return Ok(Some(reply)),
+                (reply, Some(&descriptors)) => {
+                    self.given_up.pop_front();
+                    if matches!(reply, Reply::Ok(_)) {
+                        self.check_descriptors(descriptors)?;
+                        self.descriptors.drain(..descriptors);
+                    }
+                }
             }
-            self.given_up -= 1;
-            self.descriptors.clear();
         }
         Ok(None)
+    }
+
+    fn note(&mut self, notice: Notice) -> Result<()> {
+        let descriptor = match notice {
+            Notice::Inbound(_) | Notice::Outbound { .. } => {
+                let [descriptor] = self.take_descriptors()?;
+                Some(descriptor)
+            }
+            Notice::Gone { .. } => None,
+        };
+        self.notices.push((notice, descriptor));
+        Ok(())
+    }
+
+    /// What the broker has told unasked, waiting so long for something if there is
+    /// nothing.
+    pub(crate) fn notices(&mut self, time: Duration) -> Result<Vec<(Notice, Option<OwnedFd>)>> {
+        if self.notices.is_empty() && self.reply_within(time)?.is_some() {
+            return Err(Error::Corrupt("an answer that nobody asked for".to_owned()));
+        }
+        Ok(std::mem::take(&mut self.notices))
     }
 
     fn wait_for(&self, what: PollFlags, time: Duration) -> Result<()> {
@@ -167,15 +209,24 @@ impl Connection {
         }
     }
 
-    /// The descriptors that came with the last reply, of which there must be
-    /// `N`.
+    /// The descriptors that came with the last line that was looked at, of which
+    /// there must be `N`.
     pub(crate) fn take_descriptors<const N: usize>(&mut self) -> Result<[OwnedFd; N]> {
-        std::mem::take(&mut self.descriptors)
+        self.check_descriptors(N)?;
+        let taken: Vec<OwnedFd> = self.descriptors.drain(..N).collect();
+        taken
             .try_into()
-            .map_err(|found: Vec<OwnedFd>| {
-                let found = found.len();
-                Error::Corrupt(format!("{found} descriptors with an answer that has {N}"))
-            })
+            .map_err(|_| Error::Corrupt("descriptors that were there".to_owned()))
+    }
+
+    fn check_descriptors(&self, count: usize) -> Result<()> {
+        let found = self.descriptors.len();
+        if found < count {
+            return Err(Error::Corrupt(format!(
+                "{found} descriptors with an answer that has {count}"
+            )));
+        }
+        Ok(())
     }
 
     /// Whether the broker's end is closed: it has died, or ended this session.
@@ -217,6 +268,7 @@ pub(crate) fn value_of<T: DeserializeOwned>(reply: Reply) -> Result<T> {
         Reply::Ok(value) => serde_json::from_value(value)
             .map_err(|e| Error::Corrupt(format!("the broker's answer: {e}"))),
         Reply::Error(error) => Err(error.into()),
+        Reply::Notice(_) => Err(Error::Corrupt("a notice for an answer".to_owned())),
     }
 }
 

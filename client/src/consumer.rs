@@ -5,7 +5,8 @@ use crate::control::{WINDOW_DEFAULT, flush_flags};
 use crate::error::{Error, Result};
 use crate::message::Message;
 use crate::payload::Payload;
-use crate::record::{Delivery, Lease, submission};
+use crate::record::{Delivered, Delivery, Lease, submission};
+use crate::segments::Named;
 use crate::session::Session;
 use crate::settings::Confirm;
 use crate::wait::{Deadline, Progress};
@@ -70,6 +71,8 @@ pub struct Consumer {
 #[derive(Debug)]
 struct Intake {
     reader: Reader,
+    /// The next delivery, which waits for the segment that it names.
+    pending: Option<Record>,
     /// How many deliveries may be taken before room for more answers is kept.
     credits: u64,
     /// Up to where the ring was freed when we last looked whether the broker
@@ -85,6 +88,7 @@ impl Consumer {
             attachment,
             intake: Intake {
                 reader: Reader::new(0, 0),
+                pending: None,
                 credits: 0,
                 looked_at: 0,
             },
@@ -231,13 +235,22 @@ impl Intake {
                 return Ok(Progress::Wait(client::ROOM));
             }
             let ring = session.map().delivery();
-            let Some(record) = self.reader.next(ring).map_err(|e| session.corrupt(&e))? else {
+            let Some(record) = self.next(session)? else {
                 self.found_empty(session);
                 return Ok(Progress::Wait(client::MESSAGES | client::LIMIT));
             };
-            let (delivery, offset, len) =
+            let (delivery, place) =
                 Delivery::read(&record, ring).map_err(|e| session.corrupt(&e))?;
-            let payload = Payload::copied(ring.area, offset, len);
+            let payload = match place {
+                Delivered::Inline { offset, len } => Payload::copied(ring.area, offset, len),
+                place => match Self::chunk(session, &delivery, place)? {
+                    Some(payload) => payload,
+                    None => {
+                        self.pending = Some(record);
+                        return Ok(Progress::Wait(client::MESSAGES));
+                    }
+                },
+            };
             self.free(session, &record);
             self.credits -= 1;
             let lease = Lease {
@@ -254,6 +267,27 @@ impl Intake {
             // the ack would come too late, and was no attempt.
             session.nack(submission::NACK_UNCOUNTED, 0, lease)?;
         }
+    }
+
+    #[inline]
+    fn next(&mut self, session: &Session) -> Result<Option<Record>> {
+        if self.pending.is_some() {
+            return Ok(self.pending.take());
+        }
+        let next = self.reader.next(session.map().delivery());
+        next.map_err(|e| session.corrupt(&e))
+    }
+
+    /// The payload of a delivery that is in a chunk. `None`: its segment has yet
+    /// to come.
+    #[cold]
+    fn chunk(session: &Session, delivery: &Delivery, place: Delivered) -> Result<Option<Payload>> {
+        let named = match place {
+            Delivered::InPlace(chunk) => Named::Outbound(delivery.session, chunk),
+            Delivered::Inbound(chunk) => Named::Inbound(chunk),
+            Delivered::Inline { .. } => return Ok(None),
+        };
+        Ok(session.find_chunk(named)?.map(Payload::Chunk))
     }
 
     /// Frees the record, and wakes a broker that needs the room, at every

@@ -63,6 +63,13 @@ pub enum Request {
         /// The session's number.
         session: u64,
     },
+    /// Makes an outbound payload segment for the session, with room for a payload
+    /// of so many bytes. Answered by [`PayloadSegment`], with one descriptor;
+    /// [`ErrorCode::Full`] if a limit or the shared memory does not allow it.
+    Outbound {
+        /// The payload's length.
+        bytes: u64,
+    },
     /// Attaches the session to a queue. Answered by [`Attached`]. Attaching
     /// again for the same purpose gives the same index.
     Attach {
@@ -218,6 +225,39 @@ pub enum Reply {
     Ok(serde_json::Value),
     /// It was not done.
     Error(WireError),
+    /// No answer: the broker tells something of its own accord, between others.
+    Notice(Notice),
+}
+
+/// What the broker tells the client of a session unasked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Notice {
+    /// Deliveries may name this inbound segment of the session from now on. One
+    /// descriptor comes along, to read.
+    Inbound(PayloadSegment),
+    /// Deliveries may name this outbound segment of another session, which sent
+    /// them. One descriptor comes along, to read.
+    Outbound {
+        /// The session that sends.
+        session: u64,
+        /// The segment.
+        segment: PayloadSegment,
+    },
+    /// That session has ended, and none of its segments will be named again.
+    Gone {
+        /// The session that sent.
+        session: u64,
+    },
+}
+
+/// A payload segment, and answer to [`Request::Outbound`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PayloadSegment {
+    /// Its number; from 0 for each session and direction.
+    pub segment: u32,
+    /// Its size in units of [`ringmain_ring::payload::UNIT_BYTES`].
+    pub units: u32,
 }
 
 /// An error on the wire.
@@ -406,7 +446,7 @@ pub fn check_settings(settings: &QueueSettings) -> Result<(), Error> {
 }
 
 /// Largest value of [`QueueSettings::max_message_bytes`].
-pub const MESSAGE_BYTES_LIMIT: u32 = 1 << 20;
+pub const MESSAGE_BYTES_LIMIT: u32 = 1 << 30;
 
 /// What a queue's `confirm` setting adds to each send: flags of a flush record.
 pub fn flush_flags(confirm: Confirm) -> Option<u16> {

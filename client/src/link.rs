@@ -7,7 +7,7 @@
 
 use crate::clock;
 use crate::connection::{Connection, check_hello, instance_of, value_of};
-use crate::control::{Hello, Opened, Reply, Request};
+use crate::control::{Hello, Notice, Opened, Reply, Request};
 use crate::error::{Error, Result};
 use crate::lock;
 use crate::wait::Deadline;
@@ -40,6 +40,8 @@ pub(crate) struct Link {
     up: AtomicBool,
     /// When a publishing thread looks next, by the coarse monotonic clock.
     next_look_ns: AtomicU64,
+    /// What the broker, or a predecessor, has told, and nobody has taken.
+    notices: Mutex<Vec<(Notice, Option<OwnedFd>)>>,
 }
 
 #[derive(Debug)]
@@ -79,6 +81,7 @@ impl Link {
             doorbell: Mutex::new(doorbell),
             up: AtomicBool::new(true),
             next_look_ns: AtomicU64::new(0),
+            notices: Mutex::new(Vec::new()),
         }
     }
 
@@ -121,9 +124,35 @@ impl Link {
         Ok(())
     }
 
+    /// What the broker has told unasked since the last call; waits so long for
+    /// something to come if there is nothing.
+    pub(crate) fn notices(&self, time: Duration) -> Result<Vec<(Notice, Option<OwnedFd>)>> {
+        if self.keep_up(Duration::ZERO)?
+            && lock(&self.notices).is_empty()
+            && !time.is_zero()
+            // Who is in a call has the connection, and finds the notices.
+            && let Ok(mut state) = self.state.try_lock()
+            && let State::Up(connection) = &mut *state
+            // An error is found again, and acted on, by the next look.
+            && let Ok(told) = connection.notices(time)
+        {
+            lock(&self.notices).extend(told);
+        }
+        Ok(std::mem::take(&mut *lock(&self.notices)))
+    }
+
     /// Asks the broker something over the session's own connection, which is
     /// resumed first if need be.
     pub(crate) fn call<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
+        let (value, []) = self.call_for::<T, 0>(request)?;
+        Ok(value)
+    }
+
+    /// The same, with `N` descriptors that come with the answer.
+    pub(crate) fn call_for<T: DeserializeOwned, const N: usize>(
+        &self,
+        request: &Request,
+    ) -> Result<(T, [OwnedFd; N])> {
         let deadline = Deadline::after(CALL_PATIENCE);
         let mut state = lock(&self.state);
         while !self.advance(&mut state, STEP)? {
@@ -136,7 +165,7 @@ impl Link {
             }
         }
         match &mut *state {
-            State::Up(connection) => connection.call(request),
+            State::Up(connection) => connection.call_for(request),
             _ => Err(ended()),
         }
     }
@@ -169,12 +198,7 @@ impl Link {
 
     fn step(&self, state: State, patience: Duration) -> Result<Step> {
         match state {
-            State::Up(connection) if !connection.is_at_end() => {
-                Ok(Step::Rest(State::Up(connection)))
-            }
-            State::Up(_) => Ok(Step::More(State::Down {
-                retry_at: Instant::now(),
-            })),
+            State::Up(connection) => Ok(self.look_at(connection)),
             State::Down { retry_at } if Instant::now() < retry_at => {
                 Ok(Step::Rest(State::Down { retry_at }))
             }
@@ -186,6 +210,22 @@ impl Link {
             },
             State::Resuming(connection) => self.await_session(connection, patience),
             State::Ended => Err(ended()),
+        }
+    }
+
+    /// Reads what the broker has told, up to the end of the connection if that has
+    /// come.
+    fn look_at(&self, mut connection: Connection) -> Step {
+        loop {
+            match connection.notices(Duration::ZERO) {
+                Ok(told) if told.is_empty() => return Step::Rest(State::Up(connection)),
+                Ok(told) => lock(&self.notices).extend(told),
+                Err(_) => {
+                    return Step::More(State::Down {
+                        retry_at: Instant::now(),
+                    });
+                }
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::payload::Payload;
 use crate::record::{Delivery, LEASES_MAX, Lease, submission};
 use crate::session::Session;
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,6 +57,9 @@ impl Message {
         lease: Lease,
         session: Arc<Session>,
     ) -> Message {
+        if matches!(payload, Payload::Chunk(_)) {
+            session.begin_reading();
+        }
         Message {
             payload,
             id: MessageId {
@@ -72,10 +76,21 @@ impl Message {
         }
     }
 
-    /// What was sent.
+    /// What was sent. A large payload lies in shared memory, where its sender wrote
+    /// it or the broker copied it, and is not copied again; it stays until the
+    /// message is answered, also past the end of its lease. (A sender of the same
+    /// user could change it there against the rules; one of another user can't.)
     #[inline]
     pub fn payload(&self) -> &[u8] {
         self.payload.bytes()
+    }
+
+    /// The payload as [`Bytes`], for what takes such. Nothing is copied: the bytes
+    /// hold the message, whose lease goes on, and ack it when the last clone or
+    /// slice of them is dropped. Whoever keeps them longer than the lease lasts
+    /// gets the message again, and copies instead.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(Held(Some(self)))
     }
 
     /// Which message this is. A redelivery has the same identity.
@@ -182,6 +197,40 @@ impl Drop for Message {
     fn drop(&mut self) {
         if !self.answered {
             self.session.return_lease(self.lease);
+        }
+        if let Payload::Chunk(_) = self.payload {
+            self.end_reading();
+        }
+    }
+}
+
+impl Message {
+    #[cold]
+    fn end_reading(&mut self) {
+        if self.session.is_forked() {
+            // Never unmap in the child.
+            let payload = std::mem::replace(&mut self.payload, Payload::empty());
+            std::mem::forget(payload);
+        } else {
+            self.session.end_reading();
+        }
+    }
+}
+
+/// A message as the owner of [`Bytes`].
+struct Held(Option<Message>);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], Message::payload)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(message) = self.0.take() {
+            // The message comes again if this fails, as after any end of a lease.
+            let _ = message.ack();
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The bytes of a received message: short ones inside of it, long ones on the
-//! heap.
+//! heap, those of chunks where they are.
 
 use bytes::Bytes;
+use ringmain_ring::payload::ReadChunk;
 use ringmain_ring::view::Area;
 
 /// Longest payload that takes no allocation. With it a [`Payload`] has 104
@@ -14,6 +15,8 @@ pub(crate) enum Payload {
     Short(u8, [u8; SHORT_BYTES_MAX]),
     /// Longer.
     Long(Bytes),
+    /// In shared memory, until the lease is answered.
+    Chunk(ReadChunk),
 }
 
 impl Payload {
@@ -31,11 +34,16 @@ impl Payload {
         Payload::Long(Bytes::from(bytes))
     }
 
+    pub(crate) fn empty() -> Payload {
+        Payload::Short(0, [0; SHORT_BYTES_MAX])
+    }
+
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Payload::Short(len, bytes) => &bytes[..usize::from(*len)],
             Payload::Long(bytes) => bytes,
+            Payload::Chunk(bytes) => bytes,
         }
     }
 }

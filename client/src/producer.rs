@@ -4,11 +4,13 @@ use crate::clock;
 use crate::control::{Attached, flush_flags};
 use crate::error::{Error, Result};
 use crate::message::MessageId;
-use crate::record::{SEND_HEAD_BYTES, payload_max_of_submission_ring};
+use crate::record::{Begun, CHUNK_BYTES, Chunk, SEND_HEAD_BYTES, inline_max_of_submission_ring};
 use crate::session::Session;
 use crate::settings::Confirm;
+use crate::submitter::Submission;
 use crate::wait::{Deadline, Progress};
 use ringmain_ring::layout::attachment;
+use ringmain_ring::payload::Loan;
 use ringmain_ring::record_ring::record_bytes;
 use ringmain_ring::wait::client;
 use std::sync::Arc;
@@ -51,8 +53,26 @@ pub struct Producer {
     session: Arc<Session>,
     queue: Arc<str>,
     attachment: u32,
-    payload_bytes_max: usize,
+    message_bytes_max: usize,
+    /// Longer payloads go into chunks.
+    inline_bytes_max: usize,
     confirm: Confirm,
+}
+
+/// What a send's record has behind its head.
+#[derive(Clone, Copy)]
+enum Content<'a> {
+    Inline(&'a [u8]),
+    Chunk(&'a Loan),
+}
+
+impl Content<'_> {
+    fn bytes(self) -> usize {
+        match self {
+            Content::Inline(payload) => payload.len(),
+            Content::Chunk(_) => CHUNK_BYTES,
+        }
+    }
 }
 
 /// A send in the ring.
@@ -64,8 +84,8 @@ struct Sent {
 
 impl Sent {
     #[inline]
-    fn new(position: u64, payload_bytes: usize) -> Sent {
-        let end = position + record_bytes(SEND_HEAD_BYTES + payload_bytes) as u64;
+    fn new(position: u64, content_bytes: usize) -> Sent {
+        let end = position + record_bytes(SEND_HEAD_BYTES + content_bytes) as u64;
         Sent { position, end }
     }
 }
@@ -78,13 +98,12 @@ impl Producer {
         options: &ProducerOptions,
     ) -> Producer {
         let ring_bytes = session.map().geometry().submission_bytes;
-        let payload_bytes_max =
-            payload_max_of_submission_ring(ring_bytes).min(attached.settings.max_message_bytes);
         Producer {
             session,
             queue: queue.into(),
             attachment: attached.index,
-            payload_bytes_max: payload_bytes_max as usize,
+            message_bytes_max: attached.settings.max_message_bytes as usize,
+            inline_bytes_max: inline_max_of_submission_ring(ring_bytes) as usize,
             confirm: options.confirm.unwrap_or(attached.settings.confirm),
         }
     }
@@ -94,11 +113,22 @@ impl Producer {
         &self.queue
     }
 
+    /// The longest payload that the queue takes, in bytes.
+    pub fn max_message_bytes(&self) -> usize {
+        self.message_bytes_max
+    }
+
     /// Sends a message, and returns once it is accepted, or confirmed as far as
     /// the queue or the [`ProducerOptions`] say. Waits as long as that takes: for
-    /// room, and for a broker that is away, if a confirmation is asked for.
+    /// room, and for a broker that is away, if a confirmation is asked for. A
+    /// payload of more than 15 KiB goes into shared memory of its own
+    /// ([`Producer::loan`] spares its copy), which is asked of the broker the first
+    /// time; afterwards chunks of it are used again when their messages are
+    /// consumed or stored, and waited for if none is free.
     ///
     /// Errors: [`TooLarge`](Error::TooLarge), before anything is written;
+    /// [`Full`](Error::Full) if a large payload finds no shared memory and waiting
+    /// would not help;
     /// [`NoSuchQueue`](Error::NoSuchQueue) if the queue was deleted;
     /// [`Refused`](Error::Refused) if the broker refused this message (known only
     /// to who waits for a confirmation: else [`Producer::flush`] tells);
@@ -122,6 +152,60 @@ impl Producer {
     /// for.
     pub fn send_timeout(&self, payload: impl AsRef<[u8]>, timeout: Duration) -> Result<MessageId> {
         self.send_until(payload.as_ref(), Deadline::after(timeout))
+    }
+
+    /// Memory for a payload of `len` bytes, to be filled and sent without a copy:
+    /// consumers of the same user read it where it was written. What it holds at
+    /// first is unspecified. Waits, as [`Producer::send`] does, for chunks of
+    /// earlier messages to come back.
+    ///
+    /// Errors: [`TooLarge`](Error::TooLarge); [`Full`](Error::Full) if there is no
+    /// shared memory for it, and nothing that this client has sent would give some
+    /// back; [`Closed`](Error::Closed), [`Forked`](Error::Forked),
+    /// [`Corrupt`](Error::Corrupt), [`NotRunning`](Error::NotRunning) if the
+    /// broker is away while it is needed for more memory.
+    ///
+    /// ```no_run
+    /// # fn main() -> ringmain::Result<()> {
+    /// let frames = ringmain::Client::connect()?.producer("frames")?;
+    /// let mut frame = frames.loan(1920 * 1080 * 3)?;
+    /// frame.fill(0x80);
+    /// frame.send()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn loan(&self, len: usize) -> Result<crate::Loan> {
+        self.loan_until(len, Deadline::Never)
+    }
+
+    /// The same, but [`TimedOut`](Error::TimedOut) when the time is over.
+    pub fn loan_timeout(&self, len: usize, timeout: Duration) -> Result<crate::Loan> {
+        self.loan_until(len, Deadline::after(timeout))
+    }
+
+    fn loan_until(&self, len: usize, deadline: Deadline) -> Result<crate::Loan> {
+        self.session.check_process()?;
+        self.check_size(len)?;
+        if len <= self.inline_bytes_max {
+            return Ok(crate::Loan::short(self.clone(), len));
+        }
+        let chunk = self.session.allocate(len, deadline)?;
+        Ok(crate::Loan::chunk(self.clone(), chunk))
+    }
+
+    /// Sends a chunk of this session.
+    pub(crate) fn send_chunk(&self, chunk: Loan) -> Result<MessageId> {
+        self.send_chunk_until(chunk, Deadline::Never)
+    }
+
+    /// Its owner is done with a chunk of this session, whether it was sent or not.
+    pub(crate) fn put_back(&self, chunk: Loan) {
+        if self.session.is_forked() {
+            // Never unmap in the child.
+            std::mem::forget(chunk);
+        } else {
+            self.session.outbounds().put_back(chunk);
+        }
     }
 
     /// Sends many messages, in order, with as few steps as the ring's room
@@ -184,7 +268,7 @@ impl Producer {
         if self.session.is_forked() {
             return None;
         }
-        let fits = payload.len() <= self.payload_bytes_max;
+        let fits = payload.len() <= self.inline_bytes_max.min(self.message_bytes_max);
         let open = self.session.attachment_bits(self.attachment) == 0;
         if !fits || !open || self.confirm != Confirm::Accepted {
             return None;
@@ -200,10 +284,41 @@ impl Producer {
     fn send_slowly(&self, payload: &[u8], deadline: Deadline) -> Result<MessageId> {
         self.session.check_process()?;
         self.check_size(payload.len())?;
-        if let Some(flags) = flush_flags(self.confirm) {
-            return self.send_confirmed(payload, flags, deadline);
+        if payload.len() > self.inline_bytes_max {
+            return self.send_chunk_until(self.copied(payload, deadline)?, deadline);
         }
-        let sent = self.publish_when_possible(payload, None, deadline)?;
+        self.send_content(Content::Inline(payload), deadline)
+    }
+
+    /// A chunk with a copy of the payload.
+    fn copied(&self, payload: &[u8], deadline: Deadline) -> Result<Loan> {
+        let mut chunk = match (self.session.allocate(payload.len(), deadline), deadline) {
+            (Err(Error::TimedOut), Deadline::Now) => {
+                return Err(Error::Full(
+                    "the payload segments of this client".to_owned(),
+                ));
+            }
+            (allocated, _) => allocated?,
+        };
+        chunk.copy_from_slice(payload);
+        Ok(chunk)
+    }
+
+    fn send_chunk_until(&self, chunk: Loan, deadline: Deadline) -> Result<MessageId> {
+        if let Err(forked) = self.session.check_process() {
+            self.put_back(chunk);
+            return Err(forked);
+        }
+        let sent = self.send_content(Content::Chunk(&chunk), deadline);
+        self.put_back(chunk);
+        sent
+    }
+
+    fn send_content(&self, content: Content<'_>, deadline: Deadline) -> Result<MessageId> {
+        if let Some(flags) = flush_flags(self.confirm) {
+            return self.send_confirmed(content, flags, deadline);
+        }
+        let sent = self.publish_when_possible(content, None, deadline)?;
         self.accepted(&sent, deadline)
     }
 
@@ -213,9 +328,14 @@ impl Producer {
         Ok(self.session.message_id(sent.position))
     }
 
-    fn send_confirmed(&self, payload: &[u8], flags: u16, deadline: Deadline) -> Result<MessageId> {
+    fn send_confirmed(
+        &self,
+        content: Content<'_>,
+        flags: u16,
+        deadline: Deadline,
+    ) -> Result<MessageId> {
         let _confirming = self.session.confirming();
-        let sent = self.publish_when_possible(payload, Some(flags), deadline)?;
+        let sent = self.publish_when_possible(content, Some(flags), deadline)?;
         let id = self.accepted(&sent, deadline)?;
         let deadline = match deadline {
             Deadline::Now => Deadline::Never,
@@ -228,13 +348,13 @@ impl Producer {
 
     fn publish_when_possible(
         &self,
-        payload: &[u8],
+        content: Content<'_>,
         flush: Option<u16>,
         deadline: Deadline,
     ) -> Result<Sent> {
         let sent = self
             .session
-            .wait_for(deadline, || self.publish(payload, flush));
+            .wait_for(deadline, || self.publish(content, flush));
         match (sent, deadline) {
             (Err(Error::TimedOut), Deadline::Now) => Err(self.full()),
             (sent, _) => sent,
@@ -243,22 +363,25 @@ impl Producer {
 
     /// Writes a send, and a flush if there are flags for one, if there is room
     /// for all.
-    fn publish(&self, payload: &[u8], flush: Option<u16>) -> Result<Progress<Sent>> {
+    fn publish(&self, content: Content<'_>, flush: Option<u16>) -> Result<Progress<Sent>> {
         if let Some(wait) = self.held_back()? {
             return Ok(wait);
         }
         let sent_at_ms = clock::wall_ms();
         let mut submission = self.session.submit()?;
-        let begun = submission
-            .send(self.attachment, sent_at_ms, payload)
+        let begun = self
+            .write(&mut submission, sent_at_ms, content)
             .and_then(|begun| match (begun, flush) {
                 (Ok(position), Some(flags)) => Ok(submission.flush(flags)?.map(|_| position)),
                 (begun, _) => Ok(begun),
             });
         match begun {
             Ok(Ok(position)) => {
+                if let Content::Chunk(chunk) = content {
+                    chunk.take(position);
+                }
                 submission.publish();
-                Ok(Progress::Done(Sent::new(position, payload.len())))
+                Ok(Progress::Done(Sent::new(position, content.bytes())))
             }
             Ok(Err(_)) => {
                 drop(submission);
@@ -271,6 +394,26 @@ impl Producer {
         }
     }
 
+    fn write(
+        &self,
+        submission: &mut Submission<'_>,
+        sent_at_ms: u64,
+        content: Content<'_>,
+    ) -> Begun<u64> {
+        match content {
+            Content::Inline(payload) => submission.send(self.attachment, sent_at_ms, payload),
+            Content::Chunk(loan) => {
+                let chunk = Chunk {
+                    segment: loan.segment(),
+                    unit: loan.unit(),
+                    // No longer than a message may be.
+                    len: loan.len() as u32,
+                };
+                submission.send_chunk(self.attachment, sent_at_ms, chunk)
+            }
+        }
+    }
+
     fn send_slices(&self, payloads: &[&[u8]]) -> Result<Vec<MessageId>> {
         self.session.check_process()?;
         for payload in payloads {
@@ -279,7 +422,11 @@ impl Producer {
         let flags = flush_flags(self.confirm);
         let _confirming = flags.map(|_| self.session.confirming());
         let mut ids = Vec::with_capacity(payloads.len());
-        while ids.len() < payloads.len() {
+        while let Some(payload) = payloads.get(ids.len()) {
+            if payload.len() > self.inline_bytes_max {
+                ids.push(self.send_large_of_batch(payload)?);
+                continue;
+            }
             let end = self.session.wait_for(Deadline::Never, || {
                 self.publish_run(&payloads[ids.len()..], &mut ids)
             })?;
@@ -292,8 +439,18 @@ impl Producer {
         Ok(ids)
     }
 
-    /// Writes as many of these as there is room for, and publishes them
-    /// together. Returns where they end.
+    fn send_large_of_batch(&self, payload: &[u8]) -> Result<MessageId> {
+        let chunk = self.copied(payload, Deadline::Never)?;
+        let content = Content::Chunk(&chunk);
+        let sent = self
+            .publish_when_possible(content, None, Deadline::Never)
+            .and_then(|sent| self.accepted(&sent, Deadline::Never));
+        self.put_back(chunk);
+        sent
+    }
+
+    /// Writes as many of these as there is room for, up to the first that needs a
+    /// chunk, and publishes them together. Returns where they end.
     fn publish_run(&self, payloads: &[&[u8]], ids: &mut Vec<MessageId>) -> Result<Progress<u64>> {
         if let Some(wait) = self.held_back()? {
             return Ok(wait);
@@ -301,7 +458,8 @@ impl Producer {
         let sent_at_ms = clock::wall_ms();
         let already = ids.len();
         let mut submission = self.session.submit()?;
-        for payload in payloads {
+        let inline = |payload: &&&[u8]| payload.len() <= self.inline_bytes_max;
+        for payload in payloads.iter().take_while(inline) {
             match submission.send(self.attachment, sent_at_ms, payload) {
                 Ok(Ok(position)) => ids.push(self.session.message_id(position)),
                 Ok(Err(_)) => break,
@@ -340,10 +498,10 @@ impl Producer {
 
     #[inline]
     fn check_size(&self, bytes: usize) -> Result<()> {
-        if bytes > self.payload_bytes_max {
+        if bytes > self.message_bytes_max {
             return Err(Error::TooLarge {
                 bytes: bytes as u64,
-                limit: self.payload_bytes_max as u64,
+                limit: self.message_bytes_max as u64,
             });
         }
         Ok(())

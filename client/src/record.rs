@@ -7,7 +7,7 @@
 //! ```text
 //! submission ring
 //!   SEND    0 attachment u32 | 4 options length u32 | 8 sent at (ms) u64 |
-//!           16 options, padded to 8 | payload
+//!           16 options, padded to 8 | payload, or a chunk if the flags say so
 //!   ACK     leases of 16 bytes: 0 delivery position u64 | 8 entry u32 | 12 zero
 //!   NACK    0 delay (ms) u64 | leases
 //!   EXTEND  0 duration (ms) u64 | leases
@@ -17,15 +17,18 @@
 //!   MESSAGE 0 entry u32 | 4 attachment u32 | 8 sender's session u64 |
 //!           16 sender's position u64 | 24 sent at (ms) u64 |
 //!           32 deadline (ns, monotonic clock) u64 | 40 attempts u32 |
-//!           44 options length u32 | 48 options, padded to 8 | payload
+//!           44 options length u32 | 48 options, padded to 8 | payload, or a
+//!           chunk if the flags say so
 //! answer ring
 //!   REFUSED     (flags: error code) 0 submission position u64
 //!   LEASE_LOST  0 delivery position u64
 //! ```
 //!
+//! A chunk is 0 segment u32 | 4 first unit u32 | 8 length of the payload u64.
+//!
 //! *Options* leave room for what later versions say of a message (headers,
-//! times, priority, group, transaction): flags say which are there. Today no
-//! flag is defined, and the length is 0.
+//! times, priority, group, transaction): flags say which are there. Today none
+//! is defined, and the length is 0.
 
 use ringmain_ring::record_ring::{Damaged, Full, Record, Ring, Slot, Writer};
 
@@ -41,9 +44,12 @@ pub mod submission {
     pub const EXTEND: u8 = 4;
     /// Asks that all before it be confirmed.
     pub const FLUSH: u8 = 5;
-    /// The client ends the session. The last record: it tells a broker that was
-    /// away when the socket was closed.
+    /// The client ends the session: the last record. It may go on reading the
+    /// chunks that it was shown, until it closes the socket.
     pub const END: u8 = 6;
+    /// Flag of [`SEND`]: the payload is a chunk of the session's outbound
+    /// segments.
+    pub const SEND_CHUNK: u16 = 1;
     /// Flag of [`NACK`]: the client did not hand the message out, so that this
     /// is no attempt.
     pub const NACK_UNCOUNTED: u16 = 1;
@@ -62,6 +68,12 @@ pub mod delivery {
     pub const MESSAGE: u8 = 1;
     /// Flag of [`MESSAGE`]: it was leased before.
     pub const REDELIVERED: u16 = 1;
+    /// Flag of [`MESSAGE`]: the payload is a chunk of the sender's outbound
+    /// segments, to be read in place.
+    pub const IN_PLACE: u16 = 2;
+    /// Flag of [`MESSAGE`]: the payload is a chunk of the session's inbound
+    /// segments.
+    pub const INBOUND: u16 = 4;
 }
 
 /// Kinds of records in the answer ring.
@@ -83,19 +95,94 @@ pub const LEASE_BYTES: usize = 16;
 /// Most leases that one ack, nack or extend names.
 pub const LEASES_MAX: usize = 256;
 
-/// Longest payload whose record takes at most a quarter of a submission ring.
-pub const fn payload_max_of_submission_ring(ring_bytes: u32) -> u32 {
-    ring_bytes / 4 - 8 - SEND_HEAD_BYTES as u32
+/// Bytes of a chunk's description.
+pub const CHUNK_BYTES: usize = 16;
+/// Longest payload that a client puts into a record. What is longer goes into a
+/// chunk, which is not copied on its way.
+pub const INLINE_BYTES_MAX: u32 = 15 * 1024;
+
+/// Longest payload that is put into a record of this submission ring: the record
+/// takes at most a quarter of the ring.
+pub const fn inline_max_of_submission_ring(ring_bytes: u32) -> u32 {
+    inline_max(ring_bytes, SEND_HEAD_BYTES as u32)
 }
 
-/// Smallest delivery ring of which a payload's record takes at most a quarter.
-pub const fn delivery_ring_for_payload(payload_bytes: u32) -> u32 {
-    ((payload_bytes + 8 + DELIVERY_HEAD_BYTES as u32) * 4).next_power_of_two()
+/// Longest payload that is put into a record of this delivery ring: the record
+/// takes at most a quarter of the ring.
+pub const fn inline_max_of_delivery_ring(ring_bytes: u32) -> u32 {
+    inline_max(ring_bytes, DELIVERY_HEAD_BYTES as u32)
 }
 
-/// Smallest submission ring of which a payload's record takes at most a quarter.
-pub const fn submission_ring_for_payload(payload_bytes: u32) -> u32 {
-    ((payload_bytes + 8 + SEND_HEAD_BYTES as u32) * 4).next_power_of_two()
+const fn inline_max(ring_bytes: u32, head_bytes: u32) -> u32 {
+    let most = ring_bytes / 4 - 8 - head_bytes;
+    if most < INLINE_BYTES_MAX {
+        most
+    } else {
+        INLINE_BYTES_MAX
+    }
+}
+
+/// A chunk, as a record names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Chunk {
+    /// Number of the payload segment.
+    pub segment: u32,
+    /// Its first unit there.
+    pub unit: u32,
+    /// Length of the payload in bytes.
+    pub len: u32,
+}
+
+impl Chunk {
+    fn write(self, slot: &Slot<'_>, at: usize) {
+        slot.put_u64(at, u64::from(self.segment) | u64::from(self.unit) << 32);
+        slot.put_u64(at + 8, u64::from(self.len));
+    }
+
+    /// Reads what a record has behind its head.
+    fn read(record: &Record, head_bytes: usize, ring: Ring<'_>) -> Result<Chunk, Malformed> {
+        if record.len as usize != head_bytes + CHUNK_BYTES {
+            return Err(malformed(record, "not the length of a chunk's description"));
+        }
+        let at = record.offset as usize + head_bytes;
+        let (place, len) = (ring.area.load(at), ring.area.load(at + 8));
+        let len = u32::try_from(len).map_err(|_| malformed(record, "a chunk beyond 4 GiB"))?;
+        Ok(Chunk {
+            segment: place as u32,
+            unit: (place >> 32) as u32,
+            len,
+        })
+    }
+}
+
+/// Where a record has its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the record itself.
+    Inline {
+        /// Where in the ring's area.
+        offset: u32,
+        /// Length of the payload.
+        len: u32,
+    },
+    /// In a chunk. For the receiver to check.
+    Chunk(Chunk),
+}
+
+impl Place {
+    /// Length of the payload in bytes.
+    #[inline]
+    pub fn len(&self) -> u32 {
+        match self {
+            Place::Inline { len, .. } => *len,
+            Place::Chunk(chunk) => chunk.len,
+        }
+    }
+
+    /// Whether the payload is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// A lease, as an ack names it.
@@ -131,17 +218,15 @@ fn malformed(record: &Record, what: &'static str) -> Malformed {
 /// that the other side has damaged the ring.
 pub type Begun<T> = std::result::Result<std::result::Result<T, Full>, Damaged>;
 
-/// The head of a send, and where its payload lies in the ring's area.
+/// The head of a send, and where its payload is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Send {
     /// Index of the attachment.
     pub attachment: u32,
     /// Milliseconds since the Unix epoch, by the client's clock.
     pub sent_at_ms: u64,
-    /// Where the payload begins.
-    pub payload_offset: u32,
-    /// Length of the payload.
-    pub payload_len: u32,
+    /// Where the payload is.
+    pub place: Place,
 }
 
 impl Send {
@@ -164,8 +249,26 @@ impl Send {
             }))
     }
 
-    /// Reads a send. The payload's place is within the ring; its bytes are not
-    /// looked at.
+    /// Writes a send whose payload is a chunk.
+    pub fn write_chunk(
+        writer: &mut Writer,
+        ring: Ring<'_>,
+        attachment: u32,
+        sent_at_ms: u64,
+        chunk: Chunk,
+    ) -> Begun<u64> {
+        let content = SEND_HEAD_BYTES + CHUNK_BYTES;
+        let begun = writer.begin(ring, submission::SEND, submission::SEND_CHUNK, content)?;
+        Ok(begun.map(|slot| {
+            slot.put_u64(0, u64::from(attachment));
+            slot.put_u64(8, sent_at_ms);
+            chunk.write(&slot, SEND_HEAD_BYTES);
+            slot.position
+        }))
+    }
+
+    /// Reads a send. The place of an inline payload is within the ring; its bytes
+    /// are not looked at.
     #[inline]
     pub fn read(record: &Record, ring: Ring<'_>) -> Result<Send, Malformed> {
         if (record.len as usize) < SEND_HEAD_BYTES {
@@ -173,14 +276,20 @@ impl Send {
         }
         let offset = record.offset as usize;
         let first = ring.area.load(offset);
-        if record.flags != 0 || first >> 32 != 0 {
+        if record.flags & !submission::SEND_CHUNK != 0 || first >> 32 != 0 {
             return Err(malformed(record, "options that this version does not know"));
         }
+        let place = match record.flags {
+            submission::SEND_CHUNK => Place::Chunk(Chunk::read(record, SEND_HEAD_BYTES, ring)?),
+            _ => Place::Inline {
+                offset: record.offset + SEND_HEAD_BYTES as u32,
+                len: record.len - SEND_HEAD_BYTES as u32,
+            },
+        };
         Ok(Send {
             attachment: first as u32,
             sent_at_ms: ring.area.load(offset + 8),
-            payload_offset: record.offset + SEND_HEAD_BYTES as u32,
-            payload_len: record.len - SEND_HEAD_BYTES as u32,
+            place,
         })
     }
 }
@@ -307,7 +416,23 @@ pub fn write_end(writer: &mut Writer, ring: Ring<'_>) -> Begun<u64> {
     Ok(begun.map(|slot| slot.position))
 }
 
-/// The head of a delivery, and where its payload lies in the ring's area.
+/// Where a delivery has its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivered {
+    /// In the record itself.
+    Inline {
+        /// Where in the ring's area.
+        offset: usize,
+        /// Length of the payload.
+        len: usize,
+    },
+    /// In a chunk of the sender's session.
+    InPlace(Chunk),
+    /// In a chunk of the consumer's session.
+    Inbound(Chunk),
+}
+
+/// The head of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
     /// Entry in the lease table.
@@ -338,14 +463,41 @@ impl Delivery {
         ring: Ring<'a>,
         payload_len: usize,
     ) -> Begun<Slot<'a>> {
-        let flags = if self.redelivered {
+        self.begin_as(writer, ring, 0, payload_len)
+    }
+
+    /// Writes a delivery whose payload is a chunk: `flag` is
+    /// [`delivery::IN_PLACE`] or [`delivery::INBOUND`].
+    pub fn write_chunk(
+        &self,
+        writer: &mut Writer,
+        ring: Ring<'_>,
+        flag: u16,
+        chunk: Chunk,
+    ) -> Begun<u64> {
+        let begun = self.begin_as(writer, ring, flag, CHUNK_BYTES)?;
+        Ok(begun.map(|slot| {
+            chunk.write(&slot, DELIVERY_HEAD_BYTES);
+            slot.position
+        }))
+    }
+
+    #[inline]
+    fn begin_as<'a>(
+        &self,
+        writer: &mut Writer,
+        ring: Ring<'a>,
+        flag: u16,
+        behind_head: usize,
+    ) -> Begun<Slot<'a>> {
+        let redelivered = if self.redelivered {
             delivery::REDELIVERED
         } else {
             0
         };
-        let content = DELIVERY_HEAD_BYTES + payload_len;
+        let content = DELIVERY_HEAD_BYTES + behind_head;
         Ok(writer
-            .begin(ring, delivery::MESSAGE, flags, content)?
+            .begin(ring, delivery::MESSAGE, flag | redelivered, content)?
             .inspect(|slot| {
                 slot.put_u64(0, u64::from(self.entry) | u64::from(self.attachment) << 32);
                 slot.put_u64(8, self.session);
@@ -356,9 +508,9 @@ impl Delivery {
             }))
     }
 
-    /// Reads a delivery: its head, and the payload's offset and length.
+    /// Reads a delivery. The place of an inline payload is within the ring.
     #[inline]
-    pub fn read(record: &Record, ring: Ring<'_>) -> Result<(Delivery, usize, usize), Malformed> {
+    pub fn read(record: &Record, ring: Ring<'_>) -> Result<(Delivery, Delivered), Malformed> {
         if record.kind != delivery::MESSAGE || (record.len as usize) < DELIVERY_HEAD_BYTES {
             return Err(malformed(record, "not a delivery"));
         }
@@ -377,11 +529,17 @@ impl Delivery {
             attempts: word(40) as u32,
             redelivered: record.flags & delivery::REDELIVERED != 0,
         };
-        Ok((
-            delivery,
-            offset + DELIVERY_HEAD_BYTES,
-            record.len as usize - DELIVERY_HEAD_BYTES,
-        ))
+        let chunk = || Chunk::read(record, DELIVERY_HEAD_BYTES, ring);
+        let place = match record.flags & !delivery::REDELIVERED {
+            0 => Delivered::Inline {
+                offset: offset + DELIVERY_HEAD_BYTES,
+                len: record.len as usize - DELIVERY_HEAD_BYTES,
+            },
+            delivery::IN_PLACE => Delivered::InPlace(chunk()?),
+            delivery::INBOUND => Delivered::Inbound(chunk()?),
+            _ => return Err(malformed(record, "flags that this version does not know")),
+        };
+        Ok((delivery, place))
     }
 }
 

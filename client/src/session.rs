@@ -9,16 +9,21 @@ use crate::fork::Maker;
 use crate::link::Link;
 use crate::lock;
 use crate::message::MessageId;
+use crate::outbound::Outbounds;
 use crate::record::{Begun, Lease};
+use crate::segments::{Named, Segments};
 use crate::settings::Confirm;
 use crate::submitter::{Submission, Submitter};
 use crate::wait::{Deadline, Progress};
 use ringmain_ring::layout::{ATTACHMENTS_MAX, Geometry, LAYOUT_VERSION, NOT_FINAL, attachment};
+use ringmain_ring::payload::ReadChunk;
 use ringmain_ring::session::SessionMap;
 use ringmain_ring::wait::{SLEEP_MAX, broker, client};
 use ringmain_ring::{AtomicU64, Ordering};
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -32,6 +37,11 @@ pub(crate) struct Session {
     submitter: Mutex<Submitter>,
     answers: Mutex<Answers>,
     link: Link,
+    outbounds: Outbounds,
+    /// Of a consumer.
+    segments: Mutex<Segments>,
+    /// Messages of a consumer that are being read in shared memory.
+    reading: AtomicUsize,
     /// Why nothing works any more.
     failure: OnceLock<WireError>,
 }
@@ -41,11 +51,10 @@ impl Session {
     pub(crate) fn open(socket: &Path, geometry: Geometry) -> Result<Session> {
         let maker = Maker::this_process()?;
         let (mut connection, hello) = Connection::greeted(socket)?;
-        let opened: Opened = connection.call(&Request::Open {
+        let (opened, [segment, doorbell]): (Opened, _) = connection.call_for(&Request::Open {
             layout: LAYOUT_VERSION,
             rings: Rings::from(geometry),
         })?;
-        let [segment, doorbell] = connection.take_descriptors()?;
         let map = SessionMap::open(&File::from(segment), Path::new("the session's segment"))?;
         let identity = (instance_of(&hello)?, opened.session);
         if (map.instance(), map.session()) != identity || map.geometry() != geometry {
@@ -61,6 +70,9 @@ impl Session {
             submitter: Mutex::new(Submitter::new()),
             answers: Mutex::new(answers),
             link: Link::new(socket, identity, connection, doorbell),
+            outbounds: Outbounds::default(),
+            segments: Mutex::default(),
+            reading: AtomicUsize::new(0),
             failure: OnceLock::new(),
         })
     }
@@ -85,6 +97,50 @@ impl Session {
     #[inline]
     pub(crate) fn map(&self) -> &SessionMap {
         &self.map
+    }
+
+    /// The connection.
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// The outbound payload segments.
+    pub(crate) fn outbounds(&self) -> &Outbounds {
+        &self.outbounds
+    }
+
+    /// The bytes of a chunk that a delivery names, to be counted by
+    /// [`Session::begin_reading`]. `None`: its segment was not announced yet, which
+    /// a broker does before the delivery; it was waited for a moment.
+    pub(crate) fn find_chunk(&self, named: Named) -> Result<Option<ReadChunk>> {
+        const PATIENCE: Duration = Duration::from_millis(20);
+        let found = lock(&self.segments).find(named)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        self.take_notices(PATIENCE)?;
+        lock(&self.segments).find(named)
+    }
+
+    fn take_notices(&self, patience: Duration) -> Result<()> {
+        for (notice, descriptor) in self.link.notices(patience)? {
+            let noted = lock(&self.segments).note(notice, descriptor);
+            // What can't be mapped can't be read: the messages go to others.
+            noted.inspect_err(|error| self.fail(error))?;
+        }
+        Ok(())
+    }
+
+    /// A message is read in shared memory from now on.
+    pub(crate) fn begin_reading(&self) {
+        // Relaxed: asked by who drops the consumer, which has given out no more
+        // messages by then.
+        self.reading.fetch_add(1, Relaxed);
+    }
+
+    /// And from now on not any more.
+    pub(crate) fn end_reading(&self) {
+        self.reading.fetch_sub(1, Relaxed);
     }
 
     /// [`Error::Forked`] in a child of the process that opened the session.
@@ -390,7 +446,10 @@ impl Session {
             // Nothing to resume; what is waited for comes through the segment.
             return Ok(SLEEP_MAX);
         }
-        match self.link.keep_up(left) {
+        match self.link.keep_up(left).and_then(|up| {
+            self.take_notices(Duration::ZERO)?;
+            Ok(up)
+        }) {
             Ok(true) => Ok(SLEEP_MAX),
             Ok(false) => Ok(crate::link::RETRY),
             Err(error) => {
@@ -411,9 +470,13 @@ impl Session {
 
     /// Ends the session with this as the answer to all later calls.
     fn fail(&self, error: &Error) {
+        self.give_up(error);
+        self.link.close();
+    }
+
+    fn give_up(&self, error: &Error) {
         self.failure.get_or_init(|| WireError::from(error));
         lock(&self.submitter).closed = true;
-        self.link.close();
     }
 
     #[cold]
@@ -425,28 +488,42 @@ impl Session {
     }
 
     /// Ends the session from this side: leases go back, and what was submitted
-    /// before stands.
+    /// before stands. Payloads that are being read in shared memory stay as they
+    /// are: the broker keeps them for us until the socket is closed, with the last
+    /// of their messages.
     pub(crate) fn close(&self) {
         if self.is_forked() {
             return;
         }
         // The record is for a broker that is away and does not see the socket
-        // close. If the ring is full, it learns of the end with our process's.
-        if let Ok(mut submission) = self.submit()
-            && let Ok(Ok(_)) = submission.end()
-        {
-            submission.publish();
+        // close, and for one that does not see it close yet.
+        let ended = self.submit().is_ok_and(|mut submission| {
+            let written = matches!(submission.end(), Ok(Ok(_)));
+            if written {
+                submission.publish();
+            }
+            written
+        });
+        if ended {
+            self.after_publish_quietly();
         }
-        self.fail(&Error::Closed("the consumer was dropped".to_owned()));
+        self.give_up(&Error::Closed("the consumer was dropped".to_owned()));
+        if !ended || self.reading.load(Relaxed) == 0 {
+            self.link.close();
+        }
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         self.close();
-        if self.is_forked() {
+        if !self.is_forked() {
+            self.link.close();
+        } else {
             // Never unmap in the child: it may have something else there.
             std::mem::forget(Arc::clone(&self.map));
+            std::mem::forget(std::mem::take(&mut self.outbounds));
+            std::mem::forget(std::mem::take(&mut self.segments));
         }
     }
 }

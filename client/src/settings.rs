@@ -24,8 +24,7 @@ pub struct QueueSettings {
     /// How long a consumer may hold a message before it goes back to the queue,
     /// in milliseconds, from 100 up to a week.
     pub visibility_timeout_ms: u64,
-    /// The longest payload that the queue takes, in bytes, up to 1 MiB. The
-    /// default fits sessions with rings of default size.
+    /// The longest payload that the queue takes, in bytes, up to 1 GiB.
     pub max_message_bytes: u32,
     /// What `send` waits for unless the producer says otherwise.
     pub confirm: Confirm,
@@ -41,7 +40,7 @@ impl Default for QueueSettings {
     fn default() -> QueueSettings {
         QueueSettings {
             visibility_timeout_ms: 30_000,
-            max_message_bytes: 15 * 1024,
+            max_message_bytes: 64 << 20,
             confirm: Confirm::Accepted,
             max_attempts: 0,
             dead_letter_queue: None,

@@ -18,7 +18,7 @@
 //! is passed at most once. The last 8 are for the record that ends the session.
 //! What else is submitted (extends and flushes) leaves all this alone.
 
-use crate::record::{self, Begun, LEASE_BYTES, Lease, Leases, Send};
+use crate::record::{self, Begun, Chunk, LEASE_BYTES, Lease, Leases, Send};
 use ringmain_ring::record_ring::{Damaged, Full, Ring, Writer, record_bytes};
 use std::sync::MutexGuard;
 
@@ -76,6 +76,17 @@ impl Submission<'_> {
             slot.put_bytes(record::SEND_HEAD_BYTES, payload);
             slot.position
         }))
+    }
+
+    /// Writes a send whose payload is a chunk. Returns its position.
+    pub(crate) fn send_chunk(
+        &mut self,
+        attachment: u32,
+        sent_at_ms: u64,
+        chunk: Chunk,
+    ) -> Begun<u64> {
+        let writer = &mut self.submitter.writer;
+        Send::write_chunk(writer, self.ring, attachment, sent_at_ms, chunk)
     }
 
     /// Writes a flush, if that leaves the answers their room.

@@ -31,8 +31,9 @@ use crate::atomic::{AtomicU32, AtomicU64};
 
 /// First eight bytes of a session segment: "RINGMAIN" in memory order.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"RINGMAIN");
-/// Version of everything in this file and of the records in the rings.
-pub const LAYOUT_VERSION: u32 = 1;
+/// Version of everything in this file, of payload segments, and of the records in
+/// the rings.
+pub const LAYOUT_VERSION: u32 = 2;
 /// Where the rings begin.
 pub const HEADER_BYTES: usize = 4096;
 /// How many attachment words a header has.

@@ -14,11 +14,15 @@
 mod atomic;
 #[cfg(not(loom))]
 pub mod layout;
+#[cfg(not(loom))]
+pub mod payload;
 pub mod record_ring;
 #[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]
 pub mod session;
+#[cfg(not(loom))]
+pub mod units;
 pub mod view;
 pub mod wait;
 

@@ -103,8 +103,8 @@ pub fn reserve(file: &File, path: &Path, from: u64, to: u64) -> Result<(), Segme
     }
 }
 
-/// A file mapped readable and writable, shared with whoever else maps it. The
-/// memory goes back when this is dropped; the file stays.
+/// A file mapped, shared with whoever else maps it. The memory goes back when this
+/// is dropped; the file stays.
 ///
 /// A forked child does not have the mapping, and core dumps leave it out.
 pub struct Mapping {
@@ -124,8 +124,27 @@ impl std::fmt::Debug for Mapping {
 }
 
 impl Mapping {
-    /// Maps the first `bytes` bytes of the file, of which it must have so many.
+    /// Maps the first `bytes` bytes of the file, of which it must have so many, to
+    /// read and write.
     pub fn new(file: &File, path: &Path, bytes: usize) -> Result<Mapping, SegmentError> {
+        Mapping::made(file, path, bytes, |options| options.map_raw(file))
+    }
+
+    /// The same, to read alone: a write is a fault.
+    pub(crate) fn read_only(
+        file: &File,
+        path: &Path,
+        bytes: usize,
+    ) -> Result<Mapping, SegmentError> {
+        Mapping::made(file, path, bytes, |options| options.map_raw_read_only(file))
+    }
+
+    fn made(
+        file: &File,
+        path: &Path,
+        bytes: usize,
+        map: impl FnOnce(&MmapOptions) -> io::Result<MmapRaw>,
+    ) -> Result<Mapping, SegmentError> {
         let found = file
             .metadata()
             .map_err(|e| SegmentError::io("cannot look at", path, e))?
@@ -133,9 +152,7 @@ impl Mapping {
         if found < bytes as u64 {
             return Err(SegmentError::Corrupt("the file is shorter than it claims"));
         }
-        let map = MmapOptions::new()
-            .len(bytes)
-            .map_raw(file)
+        let map = map(MmapOptions::new().len(bytes))
             .map_err(|e| SegmentError::io("cannot map", path, e))?;
         for advice in [MmapAdvise::MADV_DONTFORK, MmapAdvise::MADV_DONTDUMP] {
             let start = NonNull::new(map.as_mut_ptr().cast())

@@ -62,7 +62,7 @@ const PREAMBLE: [u8; 48] = [
     // magic
     b'R', b'I', b'N', b'G', b'M', b'A', b'I', b'N',
     // layout version, header bytes
-    1, 0, 0, 0,  0x00, 0x10, 0, 0,
+    2, 0, 0, 0,  0x00, 0x10, 0, 0,
     // instance
     0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,
     // session

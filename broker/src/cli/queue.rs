@@ -42,7 +42,7 @@ struct Create {
     /// 100ms to 7d [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     visibility_timeout: Option<Duration>,
-    /// The longest payload that the queue takes, up to 1MiB [default: 15KiB]
+    /// The longest payload that the queue takes, up to 1GiB [default: 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_message_size: Option<u64>,
     /// What a send waits for
@@ -129,7 +129,7 @@ fn settings(args: &Create) -> Result<QueueSettings, Failure> {
     }
     if let Some(bytes) = args.max_message_size {
         settings.max_message_bytes = u32::try_from(bytes)
-            .map_err(|_| Failure::new(USAGE, "the maximum message size can be at most 1 MiB"))?;
+            .map_err(|_| Failure::new(USAGE, "the maximum message size can be at most 1 GiB"))?;
     }
     check_settings(&settings)?;
     Ok(settings)

@@ -31,6 +31,13 @@ pub(super) struct Args {
     /// go on
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256MiB")]
     disk_reserve: u64,
+    /// Shared memory for the large payloads of one client, each way
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "2GiB")]
+    session_payload_memory: u64,
+    /// Shared memory for all large payloads [default: half of the file system of
+    /// --shm-dir]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    payload_memory: Option<u64>,
     /// How log lines look
     #[arg(long, value_enum, default_value_t = logging::Format::Text)]
     log_format: logging::Format,
@@ -51,6 +58,8 @@ impl Args {
             data_dir: Some(data_dir.to_owned()),
             shm_dir: Some(shm_dir.to_owned()),
             disk_reserve: 64 << 20,
+            session_payload_memory: 2 << 30,
+            payload_memory: None,
             log_format: logging::Format::Text,
             log_level: "info".to_owned(),
         }
@@ -101,6 +110,8 @@ fn options(global: &Global, args: &Args) -> Result<ServeOptions, Failure> {
         shm_dir,
         socket: global.socket(),
         disk_reserve_bytes: args.disk_reserve,
+        session_payload_bytes: args.session_payload_memory,
+        payload_bytes: args.payload_memory,
     })
 }
 

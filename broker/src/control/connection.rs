@@ -4,9 +4,10 @@
 use super::{Limits, Peer};
 use nix::sys::epoll::EpollFlags;
 use ringmain::ErrorCode;
-use ringmain::control::{Hello, PROTOCOL, Reply, Request, WireError};
+use ringmain::control::{Hello, Notice, PROTOCOL, Reply, Request, WireError};
 use ringmain::wire::{self, LineBuffer};
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -43,14 +44,15 @@ pub(super) enum Step {
     End,
 }
 
-/// Bytes on their way out.
-#[derive(Debug, Default)]
+/// A line on its way out.
+#[derive(Debug)]
 struct Output {
     bytes: Vec<u8>,
     sent: usize,
     /// Go with the first byte.
     descriptors: Vec<OwnedFd>,
-    /// When the client took something last.
+    /// When the client took something last, if it has asked for the line. (It may
+    /// have good reasons not to look for what it has not asked for.)
     moved: Option<Instant>,
 }
 
@@ -60,7 +62,7 @@ pub(super) struct Connection {
     pidfd: OwnedFd,
     peer: Peer,
     input: LineBuffer,
-    output: Output,
+    output: VecDeque<Output>,
     phase: Phase,
     /// Nothing more comes from the client.
     input_ended: bool,
@@ -79,7 +81,7 @@ impl Connection {
             pidfd,
             peer,
             input: LineBuffer::default(),
-            output: Output::default(),
+            output: VecDeque::new(),
             phase: Phase::Greeting,
             input_ended: false,
             closing: false,
@@ -108,12 +110,22 @@ impl Connection {
 
     /// Whether the client has left its reply unread for too long.
     pub(super) fn is_stalled(&self, now: Instant, limits: &Limits) -> bool {
-        let moved = self.output.moved.unwrap_or(now);
-        self.has_output() && now.saturating_duration_since(moved) >= limits.stall_max
+        let asked = self.output.iter().find_map(|output| output.moved);
+        asked.is_some_and(|moved| now.saturating_duration_since(moved) >= limits.stall_max)
     }
 
     pub(super) fn has_output(&self) -> bool {
-        self.output.sent < self.output.bytes.len()
+        !self.output.is_empty()
+    }
+
+    /// Tells the client something unasked.
+    pub(super) fn tell(&mut self, notice: Notice, descriptor: Option<OwnedFd>) {
+        self.output.push_back(Output {
+            bytes: line_of(&Reply::Notice(notice)),
+            sent: 0,
+            descriptors: descriptor.into_iter().collect(),
+            moved: None,
+        });
     }
 
     /// The service's reply. One that nobody asked for is dropped.
@@ -133,12 +145,12 @@ impl Connection {
     }
 
     fn put(&mut self, reply: &Reply, descriptors: Vec<OwnedFd>) {
-        self.output = Output {
+        self.output.push_back(Output {
             bytes: line_of(reply),
             sent: 0,
             descriptors,
             moved: Some(Instant::now()),
-        };
+        });
     }
 
     /// Writes and reads as far as it goes without waiting.
@@ -196,21 +208,22 @@ impl Connection {
 
     /// Writes what the socket takes.
     fn write(&mut self) -> io::Result<()> {
-        while self.has_output() {
+        while let Some(output) = self.output.front_mut() {
             let descriptors: Vec<BorrowedFd<'_>> =
-                self.output.descriptors.iter().map(AsFd::as_fd).collect();
-            let rest = &self.output.bytes[self.output.sent..];
-            match wire::send(&self.stream, rest, &descriptors) {
+                output.descriptors.iter().map(AsFd::as_fd).collect();
+            match wire::send(&self.stream, &output.bytes[output.sent..], &descriptors) {
                 Ok(sent) => {
-                    self.output.sent += sent;
-                    self.output.descriptors.clear();
-                    self.output.moved = Some(Instant::now());
+                    output.sent += sent;
+                    output.descriptors.clear();
+                    output.moved = output.moved.map(|_| Instant::now());
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) => return Err(e),
             }
+            if output.sent == output.bytes.len() {
+                self.output.pop_front();
+            }
         }
-        self.output = Output::default();
         Ok(())
     }
 

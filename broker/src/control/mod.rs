@@ -22,7 +22,7 @@ pub use listener::ControlError;
 use crate::wake::Wake;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use reactor::Reactor;
-use ringmain::control::{Hello, Reply, Request};
+use ringmain::control::{Hello, Notice, Reply, Request};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -96,6 +96,7 @@ impl Default for Limits {
 #[derive(Debug)]
 enum Command {
     Reply(ConnId, Reply, Vec<OwnedFd>),
+    Tell(ConnId, Notice, Option<OwnedFd>),
     Close(ConnId),
     Watch {
         pid: i32,
@@ -194,6 +195,12 @@ impl Control {
     /// reply, and are closed here in any case.
     pub fn reply(&self, conn: ConnId, reply: Reply, descriptors: Vec<OwnedFd>) {
         self.inbox.put(Command::Reply(conn, reply, descriptors));
+    }
+
+    /// Tells the client at the connection something unasked, with a descriptor that
+    /// is closed here in any case.
+    pub fn tell(&self, conn: ConnId, notice: Notice, descriptor: Option<OwnedFd>) {
+        self.inbox.put(Command::Tell(conn, notice, descriptor));
     }
 
     /// Closes the connection; [`Event::Gone`] follows. What was replied before

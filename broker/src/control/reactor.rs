@@ -257,6 +257,12 @@ impl Reactor {
                         self.advance(conn);
                     }
                 }
+                Command::Tell(conn, notice, descriptor) => {
+                    if let Some(connection) = self.connections.get_mut(&conn) {
+                        connection.tell(notice, descriptor);
+                        self.advance(conn);
+                    }
+                }
                 Command::Close(conn) => self.end(conn),
                 Command::Watch {
                     pid,

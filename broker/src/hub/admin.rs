@@ -2,8 +2,8 @@
 //! when the round that has it is committed.
 
 use super::message::{MessageIndex, NONE, State};
-use super::port::{LeaseEntry, LeaseState, Port, SessionSlot};
-use super::{Attachment, Hub};
+use super::port::{LeaseEntry, LeaseState, Port, SessionSlot, Shown};
+use super::{Attachment, Hub, Lease};
 use crate::store::{QueueNumber, QueueRow, Write};
 use ringmain::control::{self, Purpose, QueueInfo};
 use ringmain::{Error, QueueSettings};
@@ -168,9 +168,7 @@ impl Hub {
         for entry in 1..self.leases.len() as LeaseEntry {
             let lease = self.leases[entry as usize];
             if lease.state == LeaseState::Leased && self.messages[lease.message].queue == index {
-                self.end_lease(entry, LeaseState::Acked, false, port);
-                self.ends.push(entry);
-                self.settle(lease.message);
+                self.settle_deleted(entry, lease, port);
             }
         }
         let messages = &self.messages;
@@ -186,6 +184,20 @@ impl Hub {
             self.by_name.remove(&queue.row.name);
             self.by_number.remove(&queue.number);
         }
+    }
+
+    /// A live lease of a deleted queue's message ends. Its holder may go on reading
+    /// what it was shown.
+    fn settle_deleted(&mut self, entry: LeaseEntry, lease: Lease, port: &mut impl Port) {
+        if lease.shown == Shown::No {
+            self.end_lease(entry, LeaseState::Acked, false, port);
+            self.ends.push(entry);
+        } else {
+            self.end_lease(entry, LeaseState::Shown, false, port);
+            self.unchain(lease.message, entry);
+            self.leases[entry as usize].message = NONE;
+        }
+        self.settle(lease.message);
     }
 
     /// Makes a message of a deleted queue one that is settled and of no queue.

@@ -1,15 +1,66 @@
 //! Deliveries: which message goes to whom, and when.
 
+use super::chunks::{Chunk, ChunkIndex};
 use super::message::{Message, MessageIndex, NONE, Place, State};
-use super::port::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
+use super::port::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot, Shown};
 use super::{Attachment, Hub, Lease, Silent};
 use crate::store::{LoadedBlock, QueueNumber};
+use ringmain::record;
+use ringmain_ring::payload::units_for;
 
 /// Deliveries of one queue before another gets its turn.
 const TURN: u32 = 256;
 
 /// With less than this in memory, more is read.
 const READ_AHEAD_BYTES: usize = 128 * 1024;
+
+/// A payload up to this length is copied from a client's chunk within a pass, a
+/// longer one beside the service.
+const COPIED_AT_ONCE: u32 = 256 * 1024;
+
+/// How a payload gets to its consumer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Way {
+    /// In the delivery's record.
+    Record,
+    /// Read where it is.
+    InPlace(ChunkIndex),
+    /// Copied into this inbound chunk.
+    Copied(Shown),
+    /// It was copied there before.
+    Filled(Shown),
+}
+
+impl Way {
+    /// The inbound chunk that was allocated for it.
+    fn shown(self) -> Shown {
+        match self {
+            Way::Record | Way::InPlace(_) => Shown::No,
+            Way::Copied(into) | Way::Filled(into) => into,
+        }
+    }
+}
+
+/// What can be done for a delivery.
+enum Route {
+    /// It can be made.
+    Now(Way),
+    /// Its payload must be copied into this inbound chunk first, from this
+    /// outbound one or from the store.
+    Fill(Shown, ChunkIndex),
+    /// There is no memory for this consumer.
+    Starved,
+    /// Something must happen first.
+    Later,
+}
+
+fn in_place(at: record::Chunk) -> Shown {
+    Shown::InPlace {
+        segment: at.segment,
+        unit: at.unit,
+        units: units_for(u64::from(at.len)).unwrap_or_default(),
+    }
+}
 
 /// How a queue's turn ended.
 #[derive(PartialEq, Eq)]
@@ -48,23 +99,82 @@ impl Hub {
             let Some((slot, attachment)) = self.choose_consumer(queue) else {
                 return Turn::Waits;
             };
+            let way = match self.way(message, slot, port) {
+                Route::Now(way) => way,
+                Route::Fill(into, from) => {
+                    self.start_fill(message, slot, attachment, (into, from), port);
+                    return Turn::Waits;
+                }
+                // Another consumer may have memory.
+                Route::Starved => continue,
+                Route::Later => return Turn::Waits,
+            };
             let Some(entry) = self.take_lease_entry(port) else {
+                self.free_inbound(slot, way.shown());
                 return Turn::Waits;
             };
-            if !self.deliver(message, slot, attachment, entry, port) {
+            if !self.deliver(message, slot, attachment, entry, way, port) {
                 // The ring is full; another consumer may have room.
                 self.free_leases.push(entry);
-                self.session_mut(slot).blocked = true;
-                self.newly_blocked.push(slot);
+                self.free_inbound(slot, way.shown());
+                self.block(slot);
             }
         }
         Turn::Over
+    }
+
+    /// The session's delivery ring has no room.
+    pub(super) fn block(&mut self, slot: SessionSlot) {
+        self.session_mut(slot).blocked = true;
+        self.newly_blocked.push(slot);
+    }
+
+    /// How the message's payload can get to the consumer.
+    fn way(&mut self, index: MessageIndex, slot: SessionSlot, port: &mut impl Port) -> Route {
+        let Message {
+            place, len, queue, ..
+        } = self.messages[index];
+        let from = match place {
+            Place::Ring { .. } | Place::Block { .. } => {
+                if len <= self.session(slot).inline_max {
+                    return Route::Now(Way::Record);
+                }
+                NONE
+            }
+            Place::Chunk { chunk } => {
+                let Chunk {
+                    slot: owner, at, ..
+                } = self.chunks[chunk];
+                if port.can_read(slot, owner, at.segment) {
+                    if self.session(owner).memory.may_show(at.len) {
+                        return Route::Now(Way::InPlace(chunk));
+                    }
+                    // Consumers are at work on what is shown; if they are not, the
+                    // message is soon stored, and comes from there.
+                    self.share_waiters.push(queue);
+                    return Route::Later;
+                }
+                chunk
+            }
+            Place::Parts => NONE,
+            Place::Away => return Route::Later,
+        };
+        let Some(into) = self.allocate_inbound(slot, len, port) else {
+            return Route::Starved;
+        };
+        if place == Place::Parts || (from != NONE && len > COPIED_AT_ONCE) {
+            return Route::Fill(into, from);
+        }
+        Route::Now(Way::Copied(into))
     }
 
     /// The message to be delivered next, still in its list. Asks for a read if
     /// what comes next is in the store.
     fn next_message(&mut self, index: u32, port: &mut impl Port) -> Option<MessageIndex> {
         let queue = self.queues[index as usize].as_mut()?;
+        if queue.filling.is_some() {
+            return None;
+        }
         let away = |index: &MessageIndex| self.messages[*index].place == Place::Away;
         let again = queue.again.first();
         if again.is_some() && !again.as_ref().is_some_and(away) {
@@ -98,7 +208,8 @@ impl Hub {
             let session = self.session(slot);
             let Attachment { window, live, .. } = session.attachments[index as usize];
             let load = (session.silent, live);
-            if live < window && load < least && !session.blocked {
+            let has_room = !session.blocked && !session.memory.is_starved();
+            if live < window && load < least && has_room {
                 least = load;
                 best = Some((slot, index));
             }
@@ -106,7 +217,7 @@ impl Hub {
         best
     }
 
-    fn take_lease_entry(&mut self, port: &mut impl Port) -> Option<LeaseEntry> {
+    pub(super) fn take_lease_entry(&mut self, port: &mut impl Port) -> Option<LeaseEntry> {
         if self.free_leases.is_empty() {
             let Some(entries) = port.grow_leases() else {
                 // Entries come back with the next round.
@@ -123,12 +234,13 @@ impl Hub {
     }
 
     /// Leases the message to a consumer. False if its ring has no room.
-    fn deliver(
+    pub(super) fn deliver(
         &mut self,
         index: MessageIndex,
         slot: SessionSlot,
         attachment: u32,
         entry: LeaseEntry,
+        way: Way,
         port: &mut impl Port,
     ) -> bool {
         let message = &self.messages[index];
@@ -137,6 +249,11 @@ impl Hub {
         };
         let deadline_ns = self.now_ns + queue.row.settings.visibility_timeout_ms * 1_000_000;
         let payload = match message.place {
+            _ if matches!(way, Way::Filled(_)) => Payload::Filled,
+            Place::Chunk { chunk } => {
+                let Chunk { slot, at, .. } = self.chunks[chunk];
+                Payload::Chunk { slot, at }
+            }
             Place::Ring { slot, offset } => Payload::Ring {
                 slot,
                 offset,
@@ -146,7 +263,12 @@ impl Hub {
                 Some(cached) => Payload::Block(cached.block.payload(index)),
                 None => return false,
             },
-            Place::Away => return false,
+            Place::Away | Place::Parts => return false,
+        };
+        let (shown, chunk) = match way {
+            Way::Record => (Shown::No, NONE),
+            Way::Copied(into) | Way::Filled(into) => (into, NONE),
+            Way::InPlace(chunk) => (in_place(self.chunks[chunk].at), chunk),
         };
         let session = self.sessions[slot as usize].as_mut();
         let session = session.expect("consumers are sessions that are open");
@@ -162,7 +284,9 @@ impl Hub {
             position: message.position,
             sent_at_ms: message.sent_at_ms,
             history: message.history,
+            len: message.len,
             payload,
+            shown,
         });
         let Some(delivery_position) = delivered else {
             return false;
@@ -171,6 +295,7 @@ impl Hub {
         self.counters.redeliveries += u64::from(message.history.was_leased());
         queue.leased += 1;
         session.attachments[attachment as usize].live += 1;
+        session.memory.reads += u32::from(shown != Shown::No);
         self.next_expiry_ns = self.next_expiry_ns.min(deadline_ns);
         self.leases[entry as usize] = Lease {
             message: index,
@@ -179,6 +304,8 @@ impl Hub {
             delivery_position,
             deadline_ns,
             next: message.leases,
+            shown,
+            chunk,
             state: LeaseState::Leased,
             end_done: false,
             replayed: false,
@@ -192,6 +319,9 @@ impl Hub {
         self.messages[index].leases = entry;
         self.messages[index].state = State::Leased;
         self.release_block(index);
+        if chunk != NONE {
+            self.show_chunk(chunk);
+        }
         true
     }
 
@@ -315,7 +445,11 @@ impl Hub {
         target.session = head.session;
         target.position = head.position;
         target.sent_at_ms = head.sent_at_ms;
-        target.len = loaded.block.payload(index).len() as u32;
+        target.len = loaded.block.payload_len(index) as u32;
+        if loaded.block.is_in_parts(index) {
+            target.place = Place::Parts;
+            return;
+        }
         self.put_in_block(message, block, index);
     }
 

@@ -1,7 +1,7 @@
 //! What a submission does, record by record.
 
 use super::message::{Message, MessageIndex, NONE, Place, State};
-use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot};
+use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot, Shown};
 use super::{Attachment, Hub, Lease, Silent};
 use ringmain::ErrorCode;
 use ringmain::control::Purpose;
@@ -56,14 +56,11 @@ impl Hub {
             _ => return Err(Violation::Attachment(send.attachment)),
         };
         self.counters.sends += 1;
+        let place = self.place_of(slot, position, send);
         if queue == NONE {
-            self.refuse(slot, position, ErrorCode::NoSuchQueue, port);
+            self.refuse(slot, position, place, ErrorCode::NoSuchQueue, port);
             return Ok(());
         }
-        let place = Place::Ring {
-            slot,
-            offset: send.payload_offset,
-        };
         if !self.orphans.is_empty()
             && let Some(index) = self.orphans.remove(&(number, position))
         {
@@ -71,8 +68,9 @@ impl Hub {
             self.adopt(slot, index, order, place, send);
             return Ok(());
         }
-        if send.payload_len > self.queue(queue).row.settings.max_message_bytes {
-            self.refuse(slot, position, ErrorCode::TooLarge, port);
+        let len = send.place.len();
+        if len > self.queue(queue).row.settings.max_message_bytes {
+            self.refuse(slot, position, place, ErrorCode::TooLarge, port);
             return Ok(());
         }
         let order = self.next_order();
@@ -81,7 +79,7 @@ impl Hub {
             position,
             sent_at_ms: send.sent_at_ms,
             order,
-            len: send.payload_len,
+            len,
             place,
             prev: NONE,
             next: NONE,
@@ -94,6 +92,7 @@ impl Hub {
             in_flight: false,
         });
         self.session_mut(slot).sends.push_back(index);
+        self.note_chunk(index);
         let target = self.queue_mut(queue);
         target.messages += 1;
         if target.is_behind() {
@@ -103,6 +102,30 @@ impl Hub {
             self.make_runnable(queue);
         }
         Ok(())
+    }
+
+    /// Where the payload of a send is. A chunk is held for it from now on.
+    #[inline]
+    fn place_of(&mut self, slot: SessionSlot, position: u64, send: &record::Send) -> Place {
+        match send.place {
+            record::Place::Inline { offset, .. } => Place::Ring { slot, offset },
+            record::Place::Chunk(at) => {
+                self.session_mut(slot).queued_bytes += u64::from(at.len);
+                let chunk = self.chunks.hold(slot, at, position);
+                Place::Chunk { chunk }
+            }
+        }
+    }
+
+    /// The send of a chunk was taken in: from when it counts as old, it is due to
+    /// be stored.
+    pub(super) fn note_chunk(&mut self, index: MessageIndex) {
+        let Message { place, order, .. } = self.messages[index];
+        if let Place::Chunk { chunk } = place {
+            self.young_chunks.push_back((order, self.now_ns, index));
+            let session = self.session(self.chunks[chunk].slot);
+            self.close_wanted |= session.queued_bytes > session.memory.outbound_bytes / 2;
+        }
     }
 
     #[inline]
@@ -134,8 +157,18 @@ impl Hub {
         list.push_back(&mut self.messages, index);
     }
 
-    fn refuse(&mut self, slot: SessionSlot, position: u64, code: ErrorCode, port: &mut impl Port) {
+    fn refuse(
+        &mut self,
+        slot: SessionSlot,
+        position: u64,
+        place: Place,
+        code: ErrorCode,
+        port: &mut impl Port,
+    ) {
         self.counters.refused += 1;
+        if let Place::Chunk { chunk } = place {
+            self.session_mut(slot).refused.push_back((position, chunk));
+        }
         let answer = Answer::Refused {
             position,
             code: code as u16,
@@ -247,6 +280,14 @@ impl Hub {
         by: LeaseState,
         port: &mut impl Port,
     ) {
+        if let Some(held) = self.leases.get(lease.entry as usize)
+            && held.shown != Shown::No
+            && held.holder == slot
+            && held.delivery_position == lease.delivery_position
+            && by != LeaseState::Leased
+        {
+            self.release_late(lease.entry, port);
+        }
         if let Some(held) = self.leases.get_mut(lease.entry as usize)
             && held.replayed
             && held.holder == slot
@@ -290,16 +331,21 @@ impl Hub {
             ..
         } = self.leases[entry as usize];
         self.leases[entry as usize].state = state;
-        if state != LeaseState::Acked {
+        if matches!(state, LeaseState::Acked | LeaseState::Nacked) {
+            self.release_shown(entry, port);
+        }
+        if !matches!(state, LeaseState::Acked | LeaseState::Shown) {
             let history = self.messages[message].history.after_lease(counted);
             self.messages[message].history = history;
         }
         port.lease_state(entry, state, self.messages[message].history);
-        if state != LeaseState::Acked {
+        if !matches!(state, LeaseState::Acked | LeaseState::Shown) {
             self.note_history(message, entry, port);
         }
-        let attachment = &mut self.session_mut(holder).attachments[attachment as usize];
-        attachment.live -= 1;
+        // What its holder still reads counts in its window.
+        if self.leases[entry as usize].shown == Shown::No {
+            self.session_mut(holder).attachments[attachment as usize].live -= 1;
+        }
         let queue = self.messages[message].queue;
         let now_ns = self.now_ns;
         let entry = self.queue_mut(queue);
@@ -405,6 +451,9 @@ impl Hub {
         if self.now_ns >= self.next_expiry_ns {
             self.expire_leases(port);
         }
+        if self.now_ns >= self.starved_until_ns {
+            self.retry_starved();
+        }
     }
 
     /// Looks at every lease. That is cheap because it is rare: the next look is
@@ -443,10 +492,8 @@ impl Hub {
     /// When [`Hub::run_timers`] has something to do next, if ever.
     pub fn next_timer_ns(&self) -> Option<u64> {
         let delayed = self.delayed.peek().map(|Reverse((due, _))| *due);
-        let expiry = (self.next_expiry_ns != u64::MAX).then_some(self.next_expiry_ns);
-        match (delayed, expiry) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let next = self.next_expiry_ns.min(self.starved_until_ns);
+        let next = next.min(delayed.unwrap_or(u64::MAX));
+        (next != u64::MAX).then_some(next)
     }
 }

@@ -4,6 +4,7 @@
 //! delivered, or while something of it is not committed. The backlog behind that
 //! is in the store alone.
 
+use super::chunks::ChunkIndex;
 use super::port::{History, LeaseEntry, SessionSlot};
 
 /// Index of a message in the slab.
@@ -18,8 +19,12 @@ pub(super) enum Place {
     Away,
     /// In its sender's submission ring.
     Ring { slot: SessionSlot, offset: u32 },
+    /// In a chunk of its sender's.
+    Chunk { chunk: ChunkIndex },
     /// In a block that the hub holds, at this index.
     Block { block: u32, index: u32 },
+    /// In the store in parts, and ready to be delivered from there.
+    Parts,
 }
 
 /// What a message is doing. Each message is in exactly one state, and in the

@@ -22,7 +22,9 @@
 //! successor does.
 
 mod admin;
+mod chunks;
 mod dispatch;
+mod fills;
 mod intake;
 mod message;
 mod port;
@@ -32,14 +34,19 @@ mod round;
 mod tests;
 
 pub use admin::{AdminReply, Ticket};
-pub use port::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
+pub use port::{
+    Delivery, Fill, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot, Shown,
+};
 pub use recover::{LeaseRow, RestoredSession};
 pub use round::{Append, Close, Finished, FrozenMessage, FrozenRound, SessionPart, Source};
 
-use crate::store::block::Block;
+use crate::store::block::{Block, PART_BYTES};
 use crate::store::{QueueNumber, QueueRow};
+use chunks::{ChunkIndex, Chunks, Memory};
 use message::{List, MessageIndex, Messages, NONE, Place};
 use ringmain::control::Purpose;
+use ringmain::record::inline_max_of_delivery_ring;
+use ringmain_ring::layout::Geometry;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 /// Limits of the hub.
@@ -110,6 +117,14 @@ struct Session {
     flush: u64,
     /// Size of its submission ring.
     ring_bytes: u64,
+    /// Longest payload that fits a record of its delivery ring.
+    inline_max: u32,
+    /// Bytes of chunks that its uncommitted sends hold.
+    queued_bytes: u64,
+    /// Chunks of sends that were refused and that no round has taken yet:
+    /// *(position of the record, chunk)*.
+    refused: VecDeque<(u64, ChunkIndex)>,
+    memory: Memory,
     /// Its delivery ring had no room at the last try.
     blocked: bool,
     /// A lease of it ran out, and it has sent nothing since.
@@ -151,6 +166,8 @@ struct Queue {
     /// it does not find before that was settled, and of the rest it knows
     /// nothing.
     reading: Option<u64>,
+    /// The payload of what comes next is being copied.
+    filling: Option<u64>,
     /// Bytes in memory of messages that are stored: see [`memory_of`].
     cached_bytes: usize,
     /// Bytes that the round being written will add to those.
@@ -182,6 +199,10 @@ struct Lease {
     deadline_ns: u64,
     /// Next lease of the same message.
     next: LeaseEntry,
+    /// What its holder may be reading.
+    shown: Shown,
+    /// The same if that is an outbound chunk, else [`NONE`].
+    chunk: ChunkIndex,
     state: LeaseState,
     /// The end is committed, or in the round that is being written.
     end_done: bool,
@@ -197,6 +218,8 @@ const FREE_LEASE: Lease = Lease {
     delivery_position: 0,
     deadline_ns: 0,
     next: NONE,
+    shown: Shown::No,
+    chunk: NONE,
     state: LeaseState::Free,
     end_done: false,
     replayed: false,
@@ -244,6 +267,17 @@ pub struct Hub {
     next_expiry_ns: u64,
     blocks: Vec<Option<CachedBlock>>,
     free_blocks: Vec<u32>,
+    chunks: Chunks,
+    /// Copies under way.
+    fills: Vec<fills::Filling>,
+    next_fill: u64,
+    /// Queues whose next message can't be shown before another chunk of its
+    /// session is answered.
+    share_waiters: Vec<u32>,
+    /// When consumers that lacked memory are offered messages again.
+    starved_until_ns: u64,
+    /// Sends of chunks, in the order of intake, and when they were taken in.
+    young_chunks: VecDeque<(u64, u64, MessageIndex)>,
     /// Queues that may have something to deliver to somebody.
     runnable: VecDeque<u32>,
     /// Delayed messages: *(due, message)*, the earliest first.
@@ -296,6 +330,12 @@ impl Hub {
             next_expiry_ns: u64::MAX,
             blocks: Vec::new(),
             free_blocks: Vec::new(),
+            chunks: Chunks::default(),
+            fills: Vec::new(),
+            next_fill: 0,
+            share_waiters: Vec::new(),
+            starved_until_ns: u64::MAX,
+            young_chunks: VecDeque::new(),
             runnable: VecDeque::new(),
             delayed: BinaryHeap::new(),
             next_order: 0,
@@ -383,6 +423,7 @@ impl Hub {
             known: BTreeMap::new(),
             committed: next,
             reading: None,
+            filling: None,
             cached_bytes: 0,
             freezing_bytes: 0,
             consumers: Vec::new(),
@@ -395,9 +436,8 @@ impl Hub {
         index
     }
 
-    /// Opens a session, whose submission ring has so many bytes, and gives its
-    /// slot.
-    pub fn open_session(&mut self, number: u64, ring_bytes: u32) -> SessionSlot {
+    /// Opens a session with such rings, and gives its slot.
+    pub fn open_session(&mut self, number: u64, rings: Geometry) -> SessionSlot {
         let slot = free_index(&mut self.sessions);
         self.sessions[slot as usize] = Some(Session {
             number,
@@ -410,7 +450,11 @@ impl Hub {
             frozen: 0,
             committed: 0,
             flush: 0,
-            ring_bytes: u64::from(ring_bytes),
+            ring_bytes: u64::from(rings.submission_bytes),
+            inline_max: inline_max_of_delivery_ring(rings.delivery_bytes),
+            queued_bytes: 0,
+            refused: VecDeque::new(),
+            memory: Memory::default(),
             blocked: false,
             silent: Silent::No,
             replay_until: 0,
@@ -421,7 +465,9 @@ impl Hub {
     }
 
     /// Ends a session whose records were all taken in: its leases go back, and
-    /// when the rest of it is committed [`Finished::gone`] names it.
+    /// when the rest of it is committed, and nothing that it sent or was shown is
+    /// being read, [`Finished::gone`] names it. Its client may go on reading until
+    /// [`Hub::reader_gone`].
     pub fn end_session(&mut self, slot: SessionSlot, port: &mut impl Port) {
         if std::mem::replace(&mut self.session_mut(slot).ended, true) {
             return;
@@ -540,11 +586,12 @@ impl Hub {
     }
 }
 
-/// What a stored message takes in memory: its payload in a block, its entry
-/// there, and its place in the slab.
+/// What a stored message takes in memory: its payload in a block, unless that is
+/// in parts, its entry there, and its place in the slab.
 fn memory_of(len: u32) -> usize {
     const OVERHEAD: usize = 128;
-    len as usize + OVERHEAD
+    let len = len as usize;
+    OVERHEAD + if len > PART_BYTES { 0 } else { len }
 }
 
 /// An index of `slots` that is free; makes one.

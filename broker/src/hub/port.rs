@@ -1,7 +1,7 @@
 //! What the hub needs from outside, and what it causes there.
 
 use crate::store::QueueNumber;
-use ringmain::record::Answer;
+use ringmain::record::{self, Answer};
 
 /// Where a session stands in the hub's table. Reused after the session's end.
 pub type SessionSlot = u32;
@@ -24,6 +24,9 @@ pub enum LeaseState {
     Expired = 4,
     /// Its holder's session ended.
     Returned = 5,
+    /// All of it is committed, or its queue is gone; but its holder may still be
+    /// reading the chunk that it was shown.
+    Shown = 6,
 }
 
 impl LeaseState {
@@ -36,6 +39,7 @@ impl LeaseState {
             LeaseState::Nacked,
             LeaseState::Expired,
             LeaseState::Returned,
+            LeaseState::Shown,
         ]
         .get(usize::from(number))
         .copied()
@@ -79,6 +83,80 @@ impl History {
     }
 }
 
+/// The chunk that a lease shows its holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Shown {
+    /// None: the payload was in the delivery's record.
+    #[default]
+    No,
+    /// One of the sender's outbound segments.
+    InPlace {
+        /// The segment.
+        segment: u32,
+        /// First unit.
+        unit: u32,
+        /// How many units.
+        units: u32,
+    },
+    /// One of the holder's inbound segments.
+    Inbound {
+        /// The segment.
+        segment: u32,
+        /// First unit.
+        unit: u32,
+        /// How many units.
+        units: u32,
+    },
+}
+
+impl Shown {
+    const IN_PLACE: u64 = 1 << 62;
+    const INBOUND: u64 = 2 << 62;
+
+    /// The number that the ledger keeps: kind in 2 bits, segment in 14, units and
+    /// first unit in 24 each.
+    pub fn bits(self) -> u64 {
+        let place = |segment: u32, unit: u32, units: u32| {
+            u64::from(segment & 0x3fff) << 48 | u64::from(units) << 24 | u64::from(unit)
+        };
+        match self {
+            Shown::No => 0,
+            Shown::InPlace {
+                segment,
+                unit,
+                units,
+            } => Self::IN_PLACE | place(segment, unit, units),
+            Shown::Inbound {
+                segment,
+                unit,
+                units,
+            } => Self::INBOUND | place(segment, unit, units),
+        }
+    }
+
+    /// From the number that the ledger keeps.
+    pub fn from_bits(bits: u64) -> Shown {
+        let segment = (bits >> 48) as u32 & 0x3fff;
+        let units = (bits >> 24) as u32 & 0xff_ffff;
+        let unit = bits as u32 & 0xff_ffff;
+        match bits & 3 << 62 {
+            Self::IN_PLACE => Shown::InPlace {
+                segment,
+                unit,
+                units,
+            },
+            Self::INBOUND => Shown::Inbound {
+                segment,
+                unit,
+                units,
+            },
+            _ => Shown::No,
+        }
+    }
+}
+
+const _: () = assert!(ringmain_ring::payload::UNITS_MAX < 1 << 24);
+
 /// Where a payload's bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payload<'a> {
@@ -93,6 +171,31 @@ pub enum Payload<'a> {
     },
     /// In a block, in memory.
     Block(&'a [u8]),
+    /// In a chunk of an outbound segment.
+    Chunk {
+        /// The session that it belongs to.
+        slot: SessionSlot,
+        /// The chunk.
+        at: record::Chunk,
+    },
+    /// In the consumer's inbound chunk already.
+    Filled,
+}
+
+/// A payload to be copied into a consumer's inbound chunk, beside the service:
+/// it is long, or must be read from the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// What [`super::Hub::filled`] is to be called with.
+    pub ticket: u64,
+    /// The consumer's session.
+    pub to: SessionSlot,
+    /// The inbound chunk.
+    pub into: record::Chunk,
+    /// The session and position that identify the message.
+    pub message: (u64, u64),
+    /// The chunk that has the payload; `None`: it is in the store in parts.
+    pub from: Option<(SessionSlot, record::Chunk)>,
 }
 
 /// A message to be put in a consumer's delivery ring, with its lease.
@@ -120,8 +223,13 @@ pub struct Delivery<'a> {
     pub sent_at_ms: u64,
     /// Attempts so far.
     pub history: History,
-    /// Its bytes.
+    /// Length of its payload.
+    pub len: u32,
+    /// Where its bytes are.
     pub payload: Payload<'a>,
+    /// The chunk in which the consumer is to find them: that of `payload`, or one
+    /// of its own, into which they are copied.
+    pub shown: Shown,
 }
 
 /// The way out of the hub. The service implements it over rings, ledger and
@@ -145,6 +253,22 @@ pub trait Port {
     /// The leased message gets this position plus one in its queue with the
     /// round that is being closed.
     fn lease_position(&mut self, entry: LeaseEntry, queue_position: u64);
+
+    /// The lease shows its holder nothing any more.
+    fn lease_unshown(&mut self, entry: LeaseEntry);
+
+    /// Whether the consumer can read chunks of this outbound segment in place.
+    fn can_read(&mut self, consumer: SessionSlot, owner: SessionSlot, segment: u32) -> bool;
+
+    /// Makes an inbound segment for the session, with room for a payload of so
+    /// many bytes. Gives its units, or `None` if there is no memory.
+    fn grow_inbound(&mut self, slot: SessionSlot, len: u32) -> Option<u32>;
+
+    /// Copies a payload; [`super::Hub::filled`] is called when it is done.
+    fn fill(&mut self, fill: Fill);
+
+    /// Gives a chunk back to the client whose submission at `position` took it.
+    fn return_chunk(&mut self, slot: SessionSlot, at: record::Chunk, position: u64);
 
     /// Makes the lease table larger. Gives the number of entries that exist
     /// now, or `None` at the limit.

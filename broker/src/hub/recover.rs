@@ -10,12 +10,15 @@
 //! Every step may be repeated by the next successor: nothing is written here but
 //! lease states that are true already.
 
+use super::chunks::{ChunkIndex, Memory};
 use super::message::{Message, MessageIndex, NONE, Place, State};
-use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot};
+use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot, Shown};
 use super::{FREE_LEASE, Hub, Lease};
 use crate::store::{QueueNumber, StoredQueue};
 use ringmain::control::Purpose;
 use ringmain::record;
+use ringmain_ring::layout::Geometry;
+use ringmain_ring::payload::UNIT_BYTES;
 use std::collections::HashMap;
 
 /// A session as the ledger has it.
@@ -23,8 +26,12 @@ use std::collections::HashMap;
 pub struct RestoredSession {
     /// Its number.
     pub number: u64,
-    /// Size of its submission ring in bytes.
-    pub ring_bytes: u32,
+    /// The sizes of its rings.
+    pub rings: Geometry,
+    /// Bytes of its outbound segments.
+    pub outbound_bytes: u64,
+    /// Units of its inbound segments, by number.
+    pub inbound: Vec<u32>,
     /// End of its committed records.
     pub committed: u64,
     /// End of its published answers.
@@ -56,6 +63,8 @@ pub struct LeaseRow {
     pub delivery_position: u64,
     /// When the lease ends.
     pub deadline_ns: u64,
+    /// What it shows its holder.
+    pub shown: Shown,
 }
 
 impl Hub {
@@ -69,12 +78,13 @@ impl Hub {
 
     /// A session that outlived the broker.
     pub fn restore_session(&mut self, restored: &RestoredSession) -> SessionSlot {
-        let slot = self.open_session(restored.number, restored.ring_bytes);
+        let slot = self.open_session(restored.number, restored.rings);
         let session = self.session_mut(slot);
         session.taken_in = restored.committed;
         session.frozen = restored.committed;
         session.committed = restored.committed;
         session.answer_tail = restored.answer_tail;
+        session.memory = Memory::restored(restored.outbound_bytes, &restored.inbound);
         for &(number, purpose, window) in &restored.attachments {
             let queue = self.by_number.get(&number).copied().unwrap_or(NONE);
             self.add_attachment(slot, queue, purpose, window);
@@ -103,8 +113,12 @@ impl Hub {
             .collect();
         let mut messages = Vec::new();
         for row in rows {
+            if row.state == LeaseState::Shown {
+                self.restore_shown(row, &slots, port);
+                continue;
+            }
             let message = self.message_of(row, &slots, port);
-            self.restore_lease(row, message, slots.get(&row.holder).copied(), port);
+            self.restore_lease(row, message, &slots, port);
             if message != NONE {
                 messages.push(message);
             }
@@ -174,9 +188,10 @@ impl Hub {
         &mut self,
         row: &LeaseRow,
         message: MessageIndex,
-        holder: Option<SessionSlot>,
+        slots: &HashMap<u64, SessionSlot>,
         port: &mut impl Port,
     ) {
+        let holder = slots.get(&row.holder).copied();
         let attachment = holder.and_then(|slot| self.consumer_attachment(slot, row.queue));
         let mut state = row.state;
         let mut history = row.history;
@@ -206,13 +221,94 @@ impl Hub {
             delivery_position: row.delivery_position,
             deadline_ns: row.deadline_ns,
             next,
+            shown: Shown::No,
+            chunk: NONE,
             state,
             end_done: false,
             replayed: by_record,
         };
+        if !matches!(row.state, LeaseState::Acked | LeaseState::Nacked) {
+            self.show_again(row, slots, port);
+        }
         if state != LeaseState::Leased && !by_record {
             self.ends.push(row.entry);
         }
+    }
+
+    /// An entry that is kept for its reader alone.
+    fn restore_shown(
+        &mut self,
+        row: &LeaseRow,
+        slots: &HashMap<u64, SessionSlot>,
+        port: &mut impl Port,
+    ) {
+        let holder = slots.get(&row.holder).copied();
+        self.leases[row.entry as usize] = Lease {
+            holder: holder.unwrap_or(SessionSlot::MAX),
+            delivery_position: row.delivery_position,
+            state: LeaseState::Shown,
+            ..FREE_LEASE
+        };
+        self.show_again(row, slots, port);
+        if self.leases[row.entry as usize].shown == Shown::No {
+            self.leases[row.entry as usize] = FREE_LEASE;
+            port.lease_state(row.entry, LeaseState::Free, History::default());
+        }
+    }
+
+    /// The lease's holder may still read what it was shown. What can't be is
+    /// forgotten: it is the holder's own loss.
+    fn show_again(
+        &mut self,
+        row: &LeaseRow,
+        slots: &HashMap<u64, SessionSlot>,
+        port: &mut impl Port,
+    ) {
+        let Some(&holder) = slots.get(&row.holder) else {
+            return;
+        };
+        let (shown, chunk) = match row.shown {
+            Shown::No => return,
+            inbound @ Shown::Inbound { .. } if self.reserve_inbound(holder, inbound) => {
+                (inbound, NONE)
+            }
+            shown @ Shown::InPlace { .. } if slots.contains_key(&row.session) => (
+                shown,
+                self.show_in_place(slots[&row.session], shown, row.position),
+            ),
+            Shown::Inbound { .. } | Shown::InPlace { .. } => {
+                return port.lease_unshown(row.entry);
+            }
+        };
+        let lease = &mut self.leases[row.entry as usize];
+        (lease.shown, lease.chunk) = (shown, chunk);
+        let ended = lease.state != LeaseState::Leased;
+        // Of a live lease, with that of its message.
+        let attachment = lease.attachment as usize;
+        let session = self.session_mut(holder);
+        session.memory.reads += 1;
+        if ended && let Some(held) = session.attachments.get_mut(attachment) {
+            held.live += 1;
+        }
+    }
+
+    fn show_in_place(&mut self, owner: SessionSlot, shown: Shown, position: u64) -> ChunkIndex {
+        let (segment, unit, units) = match shown {
+            Shown::InPlace {
+                segment,
+                unit,
+                units,
+            } => (segment, unit, units),
+            Shown::Inbound { .. } | Shown::No => return NONE,
+        };
+        // The send says how long it is, if it is read again.
+        let len = units.saturating_mul(UNIT_BYTES as u32);
+        let at = record::Chunk { segment, unit, len };
+        let chunk = self.chunks.hold(owner, at, position);
+        self.show_chunk(chunk);
+        // The lease's hold is that of `show_chunk`.
+        self.unhold(chunk);
+        chunk
     }
 
     fn consumer_attachment(&self, slot: SessionSlot, number: QueueNumber) -> Option<u32> {
@@ -276,10 +372,11 @@ impl Hub {
         let message = &mut self.messages[index];
         message.order = order;
         message.place = place;
-        message.len = send.payload_len;
+        message.len = send.place.len();
         message.sent_at_ms = send.sent_at_ms;
         let state = message.state;
         self.session_mut(slot).sends.push_back(index);
+        self.note_chunk(index);
         if state == State::Again {
             self.put_back(index);
         }

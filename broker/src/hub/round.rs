@@ -15,15 +15,23 @@
 //! are committed. Until then it is the only thing that says, after a crash, what
 //! became of a message that lies in a ring.
 
+use super::chunks::{Chunk, ChunkIndex};
 use super::message::{Message, MessageIndex, NONE, Place, State};
-use super::port::{LeaseEntry, LeaseState, Port, SessionSlot};
+use super::port::{LeaseEntry, LeaseState, Port, SessionSlot, Shown};
 use super::{AdminReply, Hub, Ticket, memory_of};
 use crate::store::block::{Block, MessageHead};
 use crate::store::{QueueNumber, Write};
+use ringmain::record;
 
 /// A queue whose consumers have ended a lease within this time is being
 /// consumed. Several times what a consumer needs to be woken.
 const CONSUMED_NS: u64 = 300_000;
+
+/// How long an unsettled send of a chunk waits for its ack before it is written:
+/// that costs the disk more, and the submission ring less, than with a short one.
+const CHUNK_LINGER_NS: u64 = 50_000_000;
+/// As [`CONSUMED_NS`], where messages are large and take longer.
+const CONSUMED_CHUNK_NS: u64 = 5_000_000;
 
 /// How much a round takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +68,13 @@ pub enum Source {
         slot: SessionSlot,
         /// Where in the ring's area.
         offset: u32,
+    },
+    /// In a chunk of its sender's.
+    Chunk {
+        /// The session.
+        slot: SessionSlot,
+        /// The chunk.
+        at: record::Chunk,
     },
 }
 
@@ -115,6 +130,8 @@ pub(super) struct InFlight {
     settled: Vec<(QueueNumber, u64)>,
     attempts: Vec<(QueueNumber, u64, u16)>,
     free: Vec<LeaseEntry>,
+    /// Chunks of sends that the round passes without storing them.
+    chunks: Vec<ChunkIndex>,
 }
 
 impl Hub {
@@ -153,6 +170,12 @@ impl Hub {
             .sum()
     }
 
+    /// Whether the session has ended, and all its records are committed.
+    pub fn is_committed_to_its_end(&self, slot: SessionSlot) -> bool {
+        let session = self.session(slot);
+        session.ended && session.committed == session.taken_in && session.ends.is_empty()
+    }
+
     /// Closes a round. `None`: there was nothing to close. Otherwise the caller
     /// notes [`Hub::round_parts`] in the ledger, commits what the round writes,
     /// if anything, and calls [`Hub::finish`].
@@ -183,7 +206,8 @@ impl Hub {
         let empty = round.parts.is_empty()
             && appends.is_empty()
             && writes.is_empty()
-            && round.free.is_empty();
+            && round.free.is_empty()
+            && round.chunks.is_empty();
         self.in_flight = round;
         if empty {
             return None;
@@ -212,23 +236,63 @@ impl Hub {
         if sessions().any(someone_waits) {
             return self.next_order;
         }
-        let mut cut = sessions()
-            .map(|session| self.pressed_cut(session))
+        let pressed = sessions()
+            .map(|session| {
+                self.pressed_cut(session)
+                    .max(self.pressed_by_chunks(session))
+            })
             .max()
             .unwrap_or(0);
         let old = self.now_ns.saturating_sub(linger_ns);
-        while let Some(&(order, when)) = self.ages.front() {
-            if when > old {
-                // What follows is younger; what comes before is not.
-                cut = cut.max(order);
-                break;
-            }
+        while self.ages.front().is_some_and(|&(_, when)| when <= old) {
             self.ages.pop_front();
         }
-        if self.ages.is_empty() {
-            cut = self.next_order;
+        let by_age = self
+            .ages
+            .front()
+            .map_or(self.next_order, |&(order, _)| order);
+        pressed.max(by_age.min(self.first_young_chunk()))
+    }
+
+    /// The first unsettled send of a chunk that may still be consumed in time, by
+    /// its order of intake. Since all sessions have one cut, what comes later waits
+    /// with it.
+    fn first_young_chunk(&mut self) -> u64 {
+        while let Some(&(order, when, index)) = self.young_chunks.front() {
+            let message = &self.messages[index];
+            let waits = message.order == order
+                && !message.send_done
+                && message.state != State::Settled
+                && matches!(message.place, Place::Chunk { .. });
+            if waits && when + CHUNK_LINGER_NS > self.now_ns {
+                return order;
+            }
+            self.young_chunks.pop_front();
         }
-        cut
+        u64::MAX
+    }
+
+    /// A session whose sends hold more than half of its payload memory gets the
+    /// older half of them stored, unless consumers are at work on them.
+    fn pressed_by_chunks(&self, session: &super::Session) -> u64 {
+        if session.queued_bytes <= session.memory.outbound_bytes / 2 {
+            return 0;
+        }
+        let unsettled = |index: &&MessageIndex| self.messages[**index].state != State::Settled;
+        let first = session.sends.iter().find(unsettled);
+        let Some(&first) = first else { return 0 };
+        let last_end_ns = self.queue(self.messages[first].queue).last_end_ns;
+        if self.now_ns - last_end_ns < CONSUMED_CHUNK_NS {
+            return 0;
+        }
+        let mut bytes = 0;
+        let older = session.sends.iter().take_while(|&&index| {
+            let before = bytes;
+            bytes += u64::from(self.messages[index].len);
+            before <= session.queued_bytes / 2
+        });
+        let last = older.filter(unsettled).last();
+        last.map_or(0, |&last| self.messages[last].order + 1)
     }
 
     /// A ring that is more than half full, and that passing its settled sends
@@ -280,6 +344,13 @@ impl Hub {
             self.include_send(index, round);
         }
         let session = self.session_mut(slot);
+        while let Some(&(position, chunk)) = session.refused.front() {
+            if position >= end {
+                break;
+            }
+            session.refused.pop_front();
+            round.chunks.push(chunk);
+        }
         while let Some(&(position, tail)) = session.answers.front() {
             if position >= end {
                 break;
@@ -307,6 +378,12 @@ impl Hub {
     /// can go, and so can the message itself if it is settled.
     fn include_send(&mut self, index: MessageIndex, round: &mut InFlight) {
         self.messages[index].send_done = true;
+        if self.messages[index].state == State::Settled
+            && let Place::Chunk { chunk } = self.messages[index].place
+        {
+            round.chunks.push(chunk);
+            self.messages[index].place = Place::Away;
+        }
         let mut entry = self.messages[index].leases;
         while entry != NONE {
             let next = self.leases[entry as usize].next;
@@ -348,7 +425,7 @@ impl Hub {
         self.remove_if_done(index);
     }
 
-    fn unchain(&mut self, index: MessageIndex, entry: LeaseEntry) {
+    pub(super) fn unchain(&mut self, index: MessageIndex, entry: LeaseEntry) {
         let after = self.leases[entry as usize].next;
         let mut at = self.messages[index].leases;
         if at == entry {
@@ -441,9 +518,16 @@ impl Hub {
         message.in_flight = true;
         queue.next += 1;
         self.counters.stored += 1;
-        let Place::Ring { slot, offset } = message.place else {
-            debug_assert!(false, "what was not stored lies in a ring");
-            return None;
+        let source = match message.place {
+            Place::Ring { slot, offset } => Source::Ring { slot, offset },
+            Place::Chunk { chunk } => {
+                let Chunk { slot, at, .. } = self.chunks[chunk];
+                Source::Chunk { slot, at }
+            }
+            Place::Away | Place::Block { .. } | Place::Parts => {
+                debug_assert!(false, "what was not stored lies with its sender");
+                return None;
+            }
         };
         let frozen = FrozenMessage {
             head: MessageHead {
@@ -452,7 +536,7 @@ impl Hub {
                 sent_at_ms: message.sent_at_ms,
                 attempts: message.history.bits(),
             },
-            source: Source::Ring { slot, offset },
+            source,
             len: message.len,
         };
         let mut entry = message.leases;
@@ -522,7 +606,7 @@ impl Hub {
         for (append, block) in blocks {
             let members = &round.appends[*append].1[taken[*append]..];
             taken[*append] += block.len() as usize;
-            self.settle_in_block(block, &members[..block.len() as usize]);
+            self.settle_in_block(block, &members[..block.len() as usize], port);
         }
         for (index, _) in round.appends.drain(..) {
             if let Some(queue) = self.queues[index as usize].as_mut() {
@@ -533,7 +617,16 @@ impl Hub {
                 self.make_runnable(index);
             }
         }
+        for chunk in round.chunks.drain(..) {
+            self.release_sent(chunk, port);
+        }
         for entry in round.free.drain(..) {
+            if self.leases[entry as usize].shown != Shown::No {
+                self.leases[entry as usize].state = LeaseState::Shown;
+                self.leases[entry as usize].message = NONE;
+                port.lease_state(entry, LeaseState::Shown, super::History::default());
+                continue;
+            }
             self.leases[entry as usize] = super::FREE_LEASE;
             port.lease_state(entry, LeaseState::Free, super::History::default());
             self.free_leases.push(entry);
@@ -541,7 +634,8 @@ impl Hub {
         let mut finished = Finished::default();
         for SessionPart { slot, .. } in round.parts.drain(..) {
             let session = self.session(slot);
-            if session.ended && session.committed == session.taken_in && session.ends.is_empty() {
+            let is_done = session.committed == session.taken_in && session.ends.is_empty();
+            if session.ended && is_done && session.memory.is_unread() {
                 self.sessions[slot as usize] = None;
                 // It may have been told to end while the round was written.
                 self.dirty.retain(|&dirty| dirty != slot);
@@ -563,15 +657,21 @@ impl Hub {
     }
 
     /// These messages of the round lie in `block` now, in this order.
-    fn settle_in_block(&mut self, block: &Block, members: &[MessageIndex]) {
+    fn settle_in_block(&mut self, block: &Block, members: &[MessageIndex], port: &mut impl Port) {
         let cached = self.use_block(block);
         for (at, &index) in members.iter().enumerate() {
             let message = &mut self.messages[index];
             message.in_flight = false;
-            message.place = Place::Away;
+            let place = std::mem::replace(&mut message.place, Place::Away);
             let state = message.state;
+            if let Place::Chunk { chunk } = place {
+                self.release_sent(chunk, port);
+            }
             self.keep_known(index);
             match state {
+                State::Ready | State::Again if block.is_in_parts(at as u32) => {
+                    self.messages[index].place = Place::Parts;
+                }
                 State::Ready | State::Again => self.put_in_block(index, cached, at as u32),
                 State::Later => self.evict(index),
                 State::Leased | State::Delayed => {}
@@ -579,6 +679,13 @@ impl Hub {
             }
         }
         self.forget_unused_block(cached);
+    }
+
+    /// The send that took the chunk is committed: the message holds it no longer.
+    fn release_sent(&mut self, chunk: ChunkIndex, port: &mut impl Port) {
+        let Chunk { slot, at, .. } = self.chunks[chunk];
+        self.session_mut(slot).queued_bytes -= u64::from(at.len);
+        self.release_chunk(chunk, port);
     }
 
     /// After a restart a message that was leased may lie behind the gap, which

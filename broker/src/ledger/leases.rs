@@ -5,14 +5,14 @@
 //!   8 sender's session    16 position of its record
 //!  24 position in the queue plus one, or 0
 //!  32 holder's session    40 position of the delivery
-//!  48 deadline (ns)       56 chunk, later
+//!  48 deadline (ns)       56 the chunk that it shows its holder
 //! ```
 //!
 //! Row 0 is the table's head. The file is as long as the limit; memory is
 //! reserved as the table grows.
 
 use super::{LedgerError, Words, place_to_die};
-use crate::hub::{Delivery, History, LeaseEntry, LeaseRow, LeaseState};
+use crate::hub::{Delivery, History, LeaseEntry, LeaseRow, LeaseState, Shown};
 use ringmain_ring::Ordering;
 use ringmain_ring::segment;
 use std::fs::OpenOptions;
@@ -93,6 +93,7 @@ impl LeaseTable {
         row[4].store(delivery.holder, Ordering::Relaxed);
         row[5].store(delivery_position, Ordering::Relaxed);
         row[6].store(delivery.deadline_ns, Ordering::Relaxed);
+        row[7].store(delivery.shown.bits(), Ordering::Relaxed);
         place_to_die();
         row[0].store(
             pack(LeaseState::Leased, delivery.history, delivery.queue),
@@ -119,6 +120,11 @@ impl LeaseTable {
             .set(entry as usize * ROW_WORDS + 3, queue_position);
     }
 
+    /// The lease shows its holder nothing any more.
+    pub fn set_unshown(&self, entry: LeaseEntry) {
+        self.words.set(entry as usize * ROW_WORDS + 7, 0);
+    }
+
     /// The rows in use.
     pub fn used_rows(&self) -> Result<Vec<LeaseRow>, LedgerError> {
         let mut rows = Vec::new();
@@ -141,6 +147,7 @@ impl LeaseTable {
                 holder: at(4),
                 delivery_position: at(5),
                 deadline_ns: at(6),
+                shown: Shown::from_bits(at(7)),
             });
         }
         Ok(rows)
@@ -156,6 +163,12 @@ fn pack(state: LeaseState, history: History, queue: u32) -> u64 {
 mod tests {
     use super::*;
     use crate::hub::Payload;
+
+    const SHOWN: Shown = Shown::Inbound {
+        segment: 3,
+        unit: 1 << 20,
+        units: 1 << 19,
+    };
 
     #[test]
     fn rows_survive_their_writer_and_free_ones_are_not_found() {
@@ -173,7 +186,9 @@ mod tests {
             position: 128,
             sent_at_ms: 1,
             history: History::default().after_lease(true),
+            len: 0,
             payload: Payload::Block(b""),
+            shown: SHOWN,
         };
         table.lease(&delivery, 640);
         table.lease(
@@ -186,6 +201,7 @@ mod tests {
         table.set_state(6, LeaseState::Free, History::default());
         table.set_queue_position(5, 12);
         table.set_deadline(5, 78);
+        table.set_unshown(6);
         drop(table);
         let rows = LeaseTable::open(dir.path()).unwrap().used_rows().unwrap();
         assert_eq!(rows.len(), 1);
@@ -203,6 +219,7 @@ mod tests {
             (9, 640, 78)
         );
         assert_eq!(row.history.attempts(), 1);
+        assert_eq!(row.shown, SHOWN);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //!   leases          the lease table
 //!   s<N>.ledger     a session
 //!   s<N>.ring       its segment, which the client maps as well
+//!   s<N>.out<K>     an outbound payload segment of it
+//!   s<N>.in<K>      an inbound one
 //! ```
 //!
 //! One thread writes. It may be killed between any two stores, and what it had
@@ -23,7 +25,7 @@ mod session;
 pub(crate) use death::fuse;
 pub(crate) use death::place_to_die;
 pub use leases::LeaseTable;
-pub use session::{SessionLedger, SessionState};
+pub use session::{Direction, SEGMENTS_MAX, SessionLedger, SessionState};
 
 use ringmain_ring::segment::{self, Mapping, SegmentError};
 use ringmain_ring::{AtomicU64, Ordering};
@@ -32,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 /// Version of the ledger's files. Raise it with any change here, in
 /// [`leases`] or in [`session`]; a broker refuses another one.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const MAGIC: u64 = u64::from_ne_bytes(*b"RMLEDGER");
 
 /// Entries of the intake log.

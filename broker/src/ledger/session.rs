@@ -8,6 +8,8 @@
 //!        6 submission | delivery ring bytes << 32
 //!        7 answer ring bytes
 //!       16 number of attachments    17 final position    18 layout of the segment
+//!       20 number of outbound, inbound payload segments
+//!       24 units of outbound segments    40 units of inbound segments
 //!       64 attachments: queue | purpose << 32, window
 //! ```
 //!
@@ -24,6 +26,7 @@ use crate::control::Peer;
 use crate::store::QueueNumber;
 use ringmain::control::Purpose;
 use ringmain_ring::layout::{ATTACHMENTS_MAX, Geometry, LAYOUT_VERSION};
+use ringmain_ring::payload::UNITS_MAX;
 use std::path::{Path, PathBuf};
 
 const SESSION: usize = 2;
@@ -38,8 +41,25 @@ const DELIVERY_CURSOR: usize = 15;
 const ATTACHMENTS: usize = 16;
 const FINAL_POSITION: usize = 17;
 const LAYOUT: usize = 18;
+const SEGMENT_COUNTS: usize = 20;
+const SEGMENT_UNITS: usize = 24;
 const FIRST_ATTACHMENT: usize = 64;
 const BYTES: u64 = ((FIRST_ATTACHMENT + 2 * ATTACHMENTS_MAX) * 8) as u64;
+
+/// Most payload segments of a session in each direction. Each is as large as all
+/// before it, so that a session meets other limits first.
+pub const SEGMENTS_MAX: usize = 16;
+const _: () = assert!(SEGMENT_UNITS + 2 * SEGMENTS_MAX <= FIRST_ATTACHMENT);
+
+/// Which way a payload segment's contents go, as the client sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Direction {
+    /// The client writes.
+    Outbound = 0,
+    /// The broker writes.
+    Inbound = 1,
+}
 
 /// Round number of a slot that says nothing.
 const NO_ROUND: u64 = u64::MAX;
@@ -209,6 +229,30 @@ impl SessionLedger {
         self.words.set(FINAL_POSITION, position);
     }
 
+    /// The units of its payload segments in this direction, by number.
+    pub fn segments(&self, direction: Direction) -> Result<Vec<u32>, LedgerError> {
+        let count = self.words.get(SEGMENT_COUNTS + direction as usize) as usize;
+        if count > SEGMENTS_MAX {
+            return Err(self.words.corrupt("impossible number of payload segments"));
+        }
+        let first = SEGMENT_UNITS + direction as usize * SEGMENTS_MAX;
+        (first..first + count)
+            .map(|at| {
+                let units = u32::try_from(self.words.get(at)).ok();
+                let units = units.filter(|units| (1..=UNITS_MAX).contains(units));
+                units.ok_or_else(|| self.words.corrupt("impossible size of a payload segment"))
+            })
+            .collect()
+    }
+
+    /// Notes a payload segment, which is there, before anything uses it.
+    pub fn add_segment(&self, direction: Direction, segment: u32, units: u32) {
+        let first = SEGMENT_UNITS + direction as usize * SEGMENTS_MAX;
+        self.words.set(first + segment as usize, u64::from(units));
+        let count = SEGMENT_COUNTS + direction as usize;
+        self.words.set(count, u64::from(segment) + 1);
+    }
+
     /// Its attachments, by index.
     pub fn attachments(&self) -> Result<Vec<(QueueNumber, Purpose, u32)>, LedgerError> {
         let count = self.words.get(ATTACHMENTS) as usize;
@@ -258,6 +302,9 @@ mod tests {
         made.attach(0, 3, Purpose::Produce, 0);
         made.attach(1, 4, Purpose::Consume, 9);
         made.set_delivery_cursor(640);
+        made.add_segment(Direction::Outbound, 0, 1024);
+        made.add_segment(Direction::Outbound, 1, 2048);
+        made.add_segment(Direction::Inbound, 0, 77);
         made.set_state(SessionState::Open);
         drop(made);
         let found = SessionLedger::open(dir.path(), 5).unwrap();
@@ -267,6 +314,8 @@ mod tests {
         assert_eq!(found.delivery_cursor(), 640);
         let attachments = [(3, Purpose::Produce, 0), (4, Purpose::Consume, 9)];
         assert_eq!(found.attachments().unwrap(), attachments);
+        assert_eq!(found.segments(Direction::Outbound).unwrap(), [1024, 2048]);
+        assert_eq!(found.segments(Direction::Inbound).unwrap(), [77]);
     }
 
     /// I10: which records count as committed is decided by the round alone.

@@ -4,6 +4,7 @@
 
 use super::io::Io;
 use super::leaving::Leaving;
+use super::payloads::{OutboundFile, PayloadLimits};
 use super::session::{SessionIo, remove_files};
 use super::stop::Stopping;
 use super::worker::{CommitJob, Done, Job};
@@ -13,8 +14,8 @@ use crate::ledger::SessionState;
 use crate::store::block::Block;
 use crate::store::{Store, StoreError};
 use nix::sys::eventfd::EventFd;
-use ringmain::control::Reply;
-use ringmain::record::{self, submission};
+use ringmain::control::{Notice, Reply};
+use ringmain::record::{self, Chunk, submission};
 use ringmain_ring::record_ring::Record;
 use ringmain_ring::session::SessionMap;
 use ringmain_ring::wait::client;
@@ -40,8 +41,10 @@ const ROTATION: usize = 4;
 /// What the core wants its driver to do about connections.
 #[derive(Debug)]
 pub(super) enum Outward {
-    /// Send this.
+    /// Send this answer.
     Reply(ConnId, Reply, Vec<OwnedFd>),
+    /// Tell this unasked.
+    Tell(ConnId, Notice, Option<OwnedFd>),
     /// Close it.
     Close(ConnId),
     /// Watch the process of an adopted session.
@@ -61,6 +64,7 @@ pub(super) struct Setup {
     pub shm_dir: PathBuf,
     pub instance: u64,
     pub sessions_max: usize,
+    pub payload_limits: PayloadLimits,
 }
 
 /// See the module's text.
@@ -112,6 +116,19 @@ pub(super) struct Core {
     sync_leaving: usize,
     /// Who asked the broker to stop, and how far that is.
     pub stopping: Stopping,
+}
+
+type Maps = Vec<(SessionSlot, Arc<SessionMap>)>;
+type Files = Vec<(SessionSlot, u32, Arc<OutboundFile>)>;
+
+/// No correct client names a chunk that is not in its segments.
+fn check_chunk(io: &Io, slot: SessionSlot, chunk: Chunk) -> Result<(), String> {
+    let outbound = io.session(slot).map(|session| &session.payloads.outbound);
+    let file = outbound.and_then(|outbound| outbound.get(chunk.segment as usize));
+    match file {
+        Some(file) if file.holds(chunk) => Ok(()),
+        _ => Err("a send of a chunk that is not in its payload segments".to_owned()),
+    }
 }
 
 impl Core {
@@ -178,7 +195,11 @@ impl Core {
         for (queue, from) in self.io.reads.drain(..) {
             self.jobs.push(Job::Read { queue, from });
         }
+        self.jobs.extend(self.io.fills.drain(..).map(Job::Fill));
         self.end_sessions();
+        let told = self.io.told.drain(..);
+        self.outward
+            .extend(told.map(|(conn, notice, fd)| Outward::Tell(conn, notice, fd)));
         Ok(busy)
     }
 
@@ -312,6 +333,9 @@ impl Core {
         match record.kind {
             submission::SEND => {
                 let send = record::Send::read(record, ring).map_err(|e| e.to_string())?;
+                if let record::Place::Chunk(chunk) = send.place {
+                    check_chunk(io, slot, chunk)?;
+                }
                 hub.send(slot, position, &send, io)
                     .map_err(|e| e.to_string())?;
             }
@@ -415,25 +439,37 @@ impl Core {
             self.finish_round(&[]);
             return;
         }
-        let maps = self.maps_of(&frozen);
+        let (maps, files) = self.sources_of(&frozen);
         self.jobs.push(Job::Commit(CommitJob {
             round,
             frozen,
             maps,
+            files,
         }));
     }
 
-    fn maps_of(&self, frozen: &FrozenRound) -> Vec<(SessionSlot, Arc<SessionMap>)> {
-        let messages = frozen.appends.iter().flat_map(|append| &append.messages);
-        let mut slots: Vec<SessionSlot> = messages
-            .map(|message| match message.source {
-                Source::Ring { slot, .. } => slot,
-            })
-            .collect();
-        slots.sort_unstable();
-        slots.dedup();
+    /// The segments that the round's payloads lie in.
+    fn sources_of(&self, frozen: &FrozenRound) -> (Maps, Files) {
+        let (mut rings, mut chunks) = (Vec::new(), Vec::new());
+        for message in frozen.appends.iter().flat_map(|append| &append.messages) {
+            match message.source {
+                Source::Ring { slot, .. } => rings.push(slot),
+                Source::Chunk { slot, at } => chunks.push((slot, at.segment)),
+            }
+        }
+        rings.sort_unstable();
+        rings.dedup();
+        chunks.sort_unstable();
+        chunks.dedup();
         let map = |slot| Some((slot, Arc::clone(&self.io.session(slot)?.map)));
-        slots.into_iter().filter_map(map).collect()
+        let file = |(slot, segment)| {
+            let outbound = &self.io.session(slot)?.payloads.outbound;
+            Some((slot, segment, Arc::clone(outbound.get(segment as usize)?)))
+        };
+        (
+            rings.into_iter().filter_map(map).collect(),
+            chunks.into_iter().filter_map(file).collect(),
+        )
     }
 
     /// The disk counts as full if what might be written now, with its own
@@ -472,6 +508,10 @@ impl Core {
                 end,
                 answer_tail,
             } = self.hub.round_parts()[index];
+            if self.io.has_cut_short(slot) {
+                let reason = "its payload segment was cut short".to_owned();
+                self.io.break_session(slot, reason);
+            }
             if let Some(session) = self.io.session_mut(slot) {
                 session.confirm(end, answer_tail, all_synced);
                 sync_wanted |= session.flush_synced > session.synced && session.flush_synced <= end;
@@ -574,6 +614,22 @@ impl Core {
                 from,
                 blocks,
             } => self.hub.loaded(queue, from, &blocks),
+            Done::Filled {
+                ticket,
+                failed: None,
+            } => {
+                self.hub.filled(ticket, &mut self.io);
+                self.io.publish();
+            }
+            Done::Filled {
+                ticket,
+                failed: Some(error),
+            } => {
+                // Parts of a message that was purged meanwhile may be gone.
+                if self.hub.fill_failed(ticket, &mut self.io) {
+                    return Err(error);
+                }
+            }
             Done::Synced { round } => self.synced(round),
             Done::Failed(error) => return Err(error),
         }
@@ -680,11 +736,21 @@ impl Core {
         self.blocked.retain(|&other| other != slot);
     }
 
+    /// The session's client reads nothing any more.
+    pub fn reader_gone(&mut self, slot: SessionSlot) {
+        if let Some(session) = self.io.session_mut(slot)
+            && !std::mem::replace(&mut session.reader_gone, true)
+        {
+            self.hub.reader_gone(slot, &mut self.io);
+        }
+    }
+
     fn remove_session(&mut self, slot: SessionSlot) {
         let Some(session) = self.io.sessions[slot as usize].take() else {
             return;
         };
         let leaving = Leaving::of(&session);
+        self.io.forget_segments(&session);
         self.outward.push(Outward::Unregister(session.doorbell));
         self.by_number.remove(&session.number);
         if let Some(conn) = session.conn {

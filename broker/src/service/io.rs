@@ -1,13 +1,22 @@
 //! The sessions' rings and the ledger, as the hub's [`Port`].
 
+use super::core::Setup;
+use super::payloads::{PayloadLimits, Told};
 use super::session::SessionIo;
-use crate::hub::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot};
-use crate::ledger::{LeaseTable, Ledger, SessionState, place_to_die};
+use super::worker::FillJob;
+use crate::hub::{
+    Delivery, Fill, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot, Shown,
+};
+use crate::ledger::{Direction, LeaseTable, Ledger, SessionState, place_to_die};
 use crate::store::QueueNumber;
-use ringmain::record::{self, Answer, DELIVERY_HEAD_BYTES};
+use ringmain::record::{self, Answer, Begun, Chunk, DELIVERY_HEAD_BYTES};
 use ringmain_ring::Ordering;
 use ringmain_ring::layout::attachment;
+use ringmain_ring::record_ring::Full;
 use ringmain_ring::wait::{broker, client};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tracing::warn;
 
 /// Everything that the service thread shares with others: rings and ledger.
 #[derive(Debug)]
@@ -20,19 +29,36 @@ pub(super) struct Io {
     touched: Vec<SessionSlot>,
     /// Reads that the hub has asked for.
     pub reads: Vec<(QueueNumber, u64)>,
+    /// Copies that it has asked for.
+    pub fills: Vec<FillJob>,
+    /// What clients are to be told.
+    pub told: Vec<Told>,
+    /// The folder of the segments.
+    pub dir: PathBuf,
+    pub limits: PayloadLimits,
+    /// Bytes of all payload segments.
+    pub payload_bytes: u64,
+    /// For payloads on their way from one segment to another.
+    buffer: Vec<u8>,
     /// Sessions to be ended at the end of the pass: their client has said so, or
     /// broke the protocol.
     pub ending: Vec<SessionSlot>,
 }
 
 impl Io {
-    pub fn new(ledger: Ledger, leases: LeaseTable) -> Io {
+    pub fn new(ledger: Ledger, leases: LeaseTable, setup: &Setup) -> Io {
         Io {
             ledger,
             leases,
             sessions: Vec::new(),
             touched: Vec::new(),
             reads: Vec::new(),
+            fills: Vec::new(),
+            told: Vec::new(),
+            dir: setup.shm_dir.clone(),
+            limits: setup.payload_limits,
+            payload_bytes: 0,
+            buffer: Vec::new(),
             ending: Vec::new(),
         }
     }
@@ -48,6 +74,9 @@ impl Io {
     }
 
     pub fn insert(&mut self, slot: SessionSlot, session: SessionIo) {
+        for direction in [Direction::Outbound, Direction::Inbound] {
+            self.payload_bytes += session.payloads.bytes(direction);
+        }
         let needed = slot as usize + 1;
         if self.sessions.len() < needed {
             self.sessions.resize_with(needed, || None);
@@ -153,14 +182,104 @@ impl Io {
     }
 }
 
+impl Io {
+    /// Writes a delivery with the payload in its record.
+    #[inline]
+    fn write_inline(&mut self, delivery: &Delivery<'_>, head: &record::Delivery) -> Begun<u64> {
+        let Some(session) = self.sessions[delivery.to as usize].as_mut() else {
+            return Ok(Err(Full));
+        };
+        let map = session.map.clone();
+        let len = delivery.len as usize;
+        let slot = match head.begin(&mut session.delivery, map.delivery(), len)? {
+            Ok(slot) => slot,
+            Err(full) => return Ok(Err(full)),
+        };
+        match delivery.payload {
+            Payload::Block(bytes) => slot.put_bytes(DELIVERY_HEAD_BYTES, bytes),
+            Payload::Ring {
+                slot: from, offset, ..
+            } => {
+                if let Some(source) = self.session(from) {
+                    let (area, at) = slot.target();
+                    let from = source.map.submission().area;
+                    from.copy_across(offset as usize, area, at + DELIVERY_HEAD_BYTES, len);
+                }
+            }
+            // The hub shows these.
+            Payload::Chunk { .. } | Payload::Filled => {}
+        }
+        Ok(Ok(slot.position))
+    }
+
+    /// Writes a delivery whose payload is in a chunk; copies it there first if it
+    /// is not there yet.
+    fn write_chunk(
+        &mut self,
+        delivery: &Delivery<'_>,
+        head: &record::Delivery,
+        shown: Shown,
+    ) -> Begun<u64> {
+        let (flag, segment, unit) = match shown {
+            Shown::InPlace { segment, unit, .. } => (record::delivery::IN_PLACE, segment, unit),
+            Shown::Inbound { segment, unit, .. } => (record::delivery::INBOUND, segment, unit),
+            Shown::No => return Ok(Err(Full)),
+        };
+        let len = delivery.len;
+        let chunk = Chunk { segment, unit, len };
+        if flag == record::delivery::INBOUND {
+            self.copy_payload(delivery, chunk);
+        }
+        let Some(session) = self.sessions[delivery.to as usize].as_mut() else {
+            return Ok(Err(Full));
+        };
+        let map = session.map.clone();
+        head.write_chunk(&mut session.delivery, map.delivery(), flag, chunk)
+    }
+
+    fn copy_payload(&mut self, delivery: &Delivery<'_>, into: Chunk) {
+        if delivery.payload == Payload::Filled {
+            return;
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        buffer.resize(into.len as usize, 0);
+        let bytes = match delivery.payload {
+            Payload::Filled => &[],
+            Payload::Block(bytes) => bytes,
+            Payload::Ring { slot, offset, .. } => {
+                if let Some(source) = self.session(slot) {
+                    source
+                        .map
+                        .submission()
+                        .area
+                        .copy_out(offset as usize, &mut buffer);
+                }
+                &buffer
+            }
+            Payload::Chunk { slot, at } => {
+                let source = self.session(slot);
+                let source =
+                    source.and_then(|source| source.payloads.outbound.get(at.segment as usize));
+                if let Some(file) = source {
+                    file.read(at, 0, &mut buffer);
+                }
+                &buffer
+            }
+        };
+        let consumer = self.session(delivery.to);
+        let target =
+            consumer.and_then(|consumer| consumer.payloads.inbound.get(into.segment as usize));
+        if let Some(map) = target {
+            map.copy_in(into.unit, 0, bytes);
+        }
+        self.buffer = buffer;
+    }
+}
+
 impl Port for Io {
     #[inline]
     fn deliver(&mut self, delivery: &Delivery<'_>) -> Option<u64> {
-        let len = match delivery.payload {
-            Payload::Ring { len, .. } => len as usize,
-            Payload::Block(bytes) => bytes.len(),
-        };
-        let session = self.sessions[delivery.to as usize].as_mut()?;
         let head = record::Delivery {
             entry: delivery.entry,
             attachment: delivery.attachment,
@@ -171,29 +290,19 @@ impl Port for Io {
             attempts: u32::from(delivery.history.attempts()),
             redelivered: delivery.history.was_leased(),
         };
-        let map = session.map.clone();
-        let begun = head.begin(&mut session.delivery, map.delivery(), len);
-        let slot = match begun {
-            Ok(Ok(slot)) => slot,
+        let written = match delivery.shown {
+            Shown::No => self.write_inline(delivery, &head),
+            shown => self.write_chunk(delivery, &head, shown),
+        };
+        let position = match written {
+            Ok(Ok(position)) => position,
             Ok(Err(_full)) => return None,
             Err(damaged) => {
                 self.break_session(delivery.to, damaged.to_string());
                 return None;
             }
         };
-        match delivery.payload {
-            Payload::Block(bytes) => slot.put_bytes(DELIVERY_HEAD_BYTES, bytes),
-            Payload::Ring {
-                slot: from, offset, ..
-            } => {
-                let source = self.sessions[from as usize].as_ref()?;
-                let (area, at) = slot.target();
-                let from = source.map.submission().area;
-                from.copy_across(offset as usize, area, at + DELIVERY_HEAD_BYTES, len);
-            }
-        }
-        self.leases.lease(delivery, slot.position);
-        let position = slot.position;
+        self.leases.lease(delivery, position);
         self.touch(delivery.to, client::MESSAGES);
         Some(position)
     }
@@ -219,6 +328,57 @@ impl Port for Io {
 
     fn lease_position(&mut self, entry: LeaseEntry, queue_position: u64) {
         self.leases.set_queue_position(entry, queue_position);
+    }
+
+    fn lease_unshown(&mut self, entry: LeaseEntry) {
+        self.leases.set_unshown(entry);
+        place_to_die();
+    }
+
+    fn can_read(&mut self, consumer: SessionSlot, owner: SessionSlot, segment: u32) -> bool {
+        self.announce(consumer, owner, segment)
+    }
+
+    fn grow_inbound(&mut self, slot: SessionSlot, len: u32) -> Option<u32> {
+        match self.add_inbound(slot, len) {
+            Ok(units) => Some(units),
+            Err(error) => {
+                let session = self.session(slot).map(|session| session.number);
+                warn!(session, len, %error, "no payload memory for a consumer");
+                None
+            }
+        }
+    }
+
+    fn fill(&mut self, fill: Fill) {
+        let target = self.session(fill.to).and_then(|session| {
+            let segment = fill.into.segment as usize;
+            session.payloads.inbound.get(segment).map(Arc::clone)
+        });
+        let from = fill.from.and_then(|(slot, at)| {
+            let outbound = &self.session(slot)?.payloads.outbound;
+            Some((Arc::clone(outbound.get(at.segment as usize)?), at))
+        });
+        if let Some(target) = target {
+            self.fills.push(FillJob {
+                ticket: fill.ticket,
+                message: fill.message,
+                from,
+                target,
+                into: fill.into,
+            });
+        }
+    }
+
+    fn return_chunk(&mut self, slot: SessionSlot, at: Chunk, position: u64) {
+        place_to_die();
+        if let Some(session) = self.session(slot)
+            && let Some(outbound) = session.payloads.outbound.get(at.segment as usize)
+        {
+            outbound.words.give_back(at.unit, position);
+        }
+        place_to_die();
+        self.touch(slot, client::ROOM);
     }
 
     fn grow_leases(&mut self) -> Option<u32> {

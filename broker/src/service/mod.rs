@@ -15,6 +15,7 @@
 mod core;
 mod io;
 mod leaving;
+mod payloads;
 mod recovery;
 mod requests;
 mod session;
@@ -24,6 +25,7 @@ mod tests;
 mod worker;
 
 use self::core::{Core, Outward, Setup};
+use self::payloads::PayloadLimits;
 use self::worker::Workers;
 use crate::control::{Control, ControlError, Event};
 use crate::hub::{Close, HubLimits};
@@ -34,6 +36,7 @@ use crate::wake::Wake;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::statvfs::statvfs;
 use ringmain::control::{Hello, PROTOCOL};
 use ringmain_ring::layout::LAYOUT_VERSION;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -66,6 +69,11 @@ pub struct ServeOptions {
     pub socket: PathBuf,
     /// Bytes of the disk that sends leave free, for settling and deleting.
     pub disk_reserve_bytes: u64,
+    /// Payload memory of one session, in bytes, in each direction.
+    pub session_payload_bytes: u64,
+    /// Payload memory of all sessions, in bytes; `None`: half of the file system
+    /// of `shm_dir`.
+    pub payload_bytes: Option<u64>,
 }
 
 /// Why a broker can't be started, or can't go on.
@@ -231,6 +239,13 @@ fn serve_once(
         shm_dir: options.shm_dir.clone(),
         instance,
         sessions_max: SESSIONS_MAX,
+        payload_limits: PayloadLimits {
+            session_bytes: options.session_payload_bytes,
+            total_bytes: match options.payload_bytes {
+                Some(bytes) => bytes,
+                None => half_of(&options.shm_dir)?,
+            },
+        },
     };
     let started = Instant::now();
     let core = recovery::start(
@@ -339,6 +354,7 @@ impl Service {
         for outward in std::mem::take(&mut self.core.outward) {
             match outward {
                 Outward::Reply(conn, reply, fds) => self.control.reply(conn, reply, fds),
+                Outward::Tell(conn, notice, fd) => self.control.tell(conn, notice, fd),
                 Outward::Close(conn) => self.control.close(conn),
                 Outward::Watch(peer, token) => self.control.watch(peer.pid, peer.start_time, token),
                 Outward::Unwatch(token) => self.control.unwatch(token),
@@ -451,6 +467,13 @@ fn check_private(dir: &Path) -> Result<(), BrokerError> {
     Err(BrokerError::NotPrivate {
         dir: dir.to_owned(),
     })
+}
+
+/// Half of the size of the file system that the folder is on.
+fn half_of(dir: &Path) -> Result<u64, BrokerError> {
+    let found = statvfs(dir);
+    let found = found.map_err(|e| BrokerError::io("cannot look at the file system of", dir, e))?;
+    Ok(found.blocks() as u64 * found.fragment_size() as u64 / 2)
 }
 
 /// Keeps a second broker out of the shared-memory folder, until it is dropped or

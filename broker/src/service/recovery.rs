@@ -16,8 +16,10 @@ use super::io::Io;
 use super::requests::SESSION_LOT;
 use super::session::{SessionIo, remove_files, segment_path};
 use crate::control;
-use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession, SessionSlot};
-use crate::ledger::{LeaseTable, Ledger, LedgerError, SessionLedger, SessionState, place_to_die};
+use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession, SessionSlot, Shown};
+use crate::ledger::{
+    Direction, LeaseTable, Ledger, LedgerError, SessionLedger, SessionState, place_to_die,
+};
 use crate::store::{Batch, Store, StoreError, Write};
 use ringmain_ring::wait::{broker, client};
 use std::path::Path;
@@ -40,7 +42,7 @@ pub(super) fn start(
 
     let hub = Hub::new(limits, last + 2, store.next_queue());
     let log = ledger.log();
-    let io = Io::new(ledger, leases);
+    let io = Io::new(ledger, leases, &setup);
     let mut core = Core::new(setup, store, hub, io, now_ns, last);
     core.hub.set_now(now_ns);
     reserve_sessions(&mut core, last + 1)?;
@@ -48,6 +50,7 @@ pub(super) fn start(
     replay(&mut core, &log);
     let behind = sessions_behind(&core);
     core.hub.finish_restore(&behind);
+    return_chunks(&core);
     greet_sessions(&mut core);
     Ok(core)
 }
@@ -104,22 +107,23 @@ fn numbers_of(dir: &Path, suffix: &str) -> Result<Vec<u64>, BrokerError> {
     Ok(file_names(dir)?.into_iter().filter_map(number).collect())
 }
 
+/// Number of the session whose file has this name.
+fn session_of(name: &str) -> Option<u64> {
+    name.strip_prefix('s')?.split_once('.')?.0.parse().ok()
+}
+
 /// Removes what brokers make in the folder, the ledger last.
 pub(super) fn remove_all(dir: &Path) -> Result<(), BrokerError> {
     for number in numbers_of(dir, ".ledger")? {
         remove(&SessionLedger::path(dir, number))?;
     }
-    for name in file_names(dir)?.iter().filter(|name| is_of_a_session(name)) {
-        remove(&dir.join(name))?;
+    for name in file_names(dir)? {
+        if session_of(&name).is_some() {
+            remove(&dir.join(name))?;
+        }
     }
     remove(&dir.join("leases"))?;
     remove(&Ledger::path(dir))
-}
-
-/// `s<number>.<anything>`.
-fn is_of_a_session(name: &str) -> bool {
-    let number = name.strip_prefix('s').and_then(|rest| rest.split_once('.'));
-    number.is_some_and(|(number, _)| number.parse::<u64>().is_ok())
 }
 
 fn remove(path: &Path) -> Result<(), BrokerError> {
@@ -160,10 +164,10 @@ fn adopt_sessions(setup: &Setup, last: u64) -> Result<Vec<SessionIo>, BrokerErro
     let dir = &setup.shm_dir;
     let ledgers = numbers_of(dir, ".ledger")?;
     refuse_another_layout(dir, &ledgers)?;
-    for number in numbers_of(dir, ".ring")? {
+    for name in file_names(dir)? {
         // Without a ledger: its maker died before that, or its remover after.
-        if !ledgers.contains(&number) {
-            remove(&segment_path(dir, number))?;
+        if session_of(&name).is_some_and(|number| !ledgers.contains(&number)) {
+            remove(&dir.join(name))?;
         }
     }
     let mut sessions = Vec::new();
@@ -227,6 +231,9 @@ fn live_rows(leases: &LeaseTable, sessions: &[SessionIo]) -> Result<Vec<LeaseRow
         if !leased {
             row.state = LeaseState::Returned;
             row.history = row.history.after_lease(false);
+            // Nobody was shown it.
+            row.shown = Shown::No;
+            leases.set_unshown(row.entry);
             leases.set_state(row.entry, row.state, row.history);
         }
     }
@@ -298,7 +305,9 @@ fn restore(
     for session in sessions {
         let restored = RestoredSession {
             number: session.number,
-            ring_bytes: session.map.geometry().submission_bytes,
+            rings: session.map.geometry(),
+            outbound_bytes: session.payloads.bytes(Direction::Outbound),
+            inbound: session.payloads.inbound_units(),
             committed: session.committed,
             answer_tail: session.answers.next_position(),
             attachments: session.ledger.attachments()?,
@@ -342,6 +351,26 @@ fn replay(core: &mut Core, log: &[(u64, u64)]) {
     }
 }
 
+/// Chunks that the predecessor did not come to give back: those of committed sends
+/// that nobody reads any more.
+fn return_chunks(core: &Core) {
+    for (slot, session) in core.io.sessions.iter().enumerate() {
+        let Some(session) = session else { continue };
+        for (segment, file) in session.payloads.outbound.iter().enumerate() {
+            for (unit, position) in file.words.taken() {
+                let held = || {
+                    let slot = slot as SessionSlot;
+                    core.hub.holds_chunk(slot, segment as u32, unit, position)
+                };
+                if position < session.committed && !held() {
+                    file.words.give_back(unit, position);
+                    place_to_die();
+                }
+            }
+        }
+    }
+}
+
 /// Sessions whose rings could not be taken in again to the end, and where that
 /// is.
 fn sessions_behind(core: &Core) -> Vec<(SessionSlot, u64)> {
@@ -372,8 +401,15 @@ fn greet_sessions(core: &mut Core) {
         if let Some(reason) = session.broken.clone() {
             warn!(session = number, pid = peer.pid, reason, "session damaged");
         }
-        if session.state == SessionState::Closing || !alive || session.broken.is_some() {
+        let closing = session.state == SessionState::Closing;
+        if closing || !alive || session.broken.is_some() {
             core.end_session(slot);
+            if !closing || !alive {
+                core.reader_gone(slot);
+            } else {
+                // It may still read what it was shown before it closed.
+                core.outward.push(Outward::Watch(peer, number));
+            }
             continue;
         }
         session.map.broker_wait().set(broker::ORPHANED);

@@ -6,9 +6,12 @@ use super::stop;
 use crate::control::{ConnId, Peer};
 use crate::hub::{AdminReply, SessionSlot, Ticket};
 use crate::ledger::{LedgerError, SessionState};
-use ringmain::control::{Attached, Opened, Purpose, Reply, Request, Rings, Stats};
-use ringmain::{Error, record};
+use ringmain::Error;
+use ringmain::control::{
+    Attached, MESSAGE_BYTES_LIMIT, Opened, Purpose, Reply, Request, Rings, Stats,
+};
 use ringmain_ring::layout::{Geometry, LAYOUT_VERSION};
+use ringmain_ring::payload::segment_bytes;
 use ringmain_ring::segment::SegmentError;
 use ringmain_ring::wait::broker;
 use serde::Serialize;
@@ -41,6 +44,7 @@ impl Core {
             Request::Open { layout, rings } => self.open(conn, peer, layout, rings),
             Request::Ready => self.ready(conn),
             Request::Resume { session } => self.resume(conn, peer, session),
+            Request::Outbound { bytes } => self.outbound(conn, bytes),
             Request::Attach {
                 queue,
                 purpose,
@@ -136,7 +140,7 @@ impl Core {
         let made = SessionIo::create(&dir, self.setup.instance, number, geometry, conn, peer);
         let (session, file) = made.map_err(ledger_error)?;
         let doorbell = share(&session.doorbell)?;
-        let slot = self.hub.open_session(number, geometry.submission_bytes);
+        let slot = self.hub.open_session(number, geometry);
         self.insert_session(slot, session);
         self.outward.push(Outward::Register(slot));
         info!(
@@ -209,6 +213,8 @@ impl Core {
         self.by_conn.insert(conn, slot);
         self.outward.push(Outward::Unwatch(number));
         self.outward.push(Outward::Register(slot));
+        let reads = self.hub.reads_in_place(slot);
+        self.io.announce_again(slot, &reads);
         self.activate(slot);
         info!(session = number, pid = peer.pid, "session resumed");
         let (opened, _) = value(Opened { session: number })?.unwrap_or_default();
@@ -217,21 +223,7 @@ impl Core {
 
     fn attach(&mut self, conn: ConnId, queue: &str, purpose: Purpose, window: u32) -> Answer {
         let slot = self.session_of(conn)?;
-        let most = self.hub.queue_info(queue)?.settings.max_message_bytes;
-        let session = self
-            .io
-            .session(slot)
-            .filter(|session| session.state == SessionState::Open);
-        let session =
-            session.ok_or_else(|| Error::Invalid("the session is not ready".to_owned()))?;
-        let have = session.map.geometry().delivery_bytes;
-        let need = record::delivery_ring_for_payload(most);
-        if purpose == Purpose::Consume && have < need {
-            return Err(Error::Invalid(format!(
-                "a delivery ring of {have} bytes is too small for the queue's messages of up to \
-                 {most} bytes: open a session with {need}"
-            )));
-        }
+        self.check_ready(slot)?;
         let (index, number, settings) = self.hub.attach(slot, queue, purpose, window)?;
         // Nothing uses the attachment before the next pass.
         if let Some(session) = self.io.session(slot) {
@@ -240,11 +232,34 @@ impl Core {
         value(Attached { index, settings })
     }
 
+    fn check_ready(&self, slot: SessionSlot) -> Result<(), Error> {
+        let session = self.io.session(slot);
+        match session.is_some_and(|session| session.state == SessionState::Open) {
+            true => Ok(()),
+            false => Err(Error::Invalid("the session is not ready".to_owned())),
+        }
+    }
+
+    fn outbound(&mut self, conn: ConnId, bytes: u64) -> Answer {
+        let slot = self.session_of(conn)?;
+        self.check_ready(slot)?;
+        if bytes > u64::from(MESSAGE_BYTES_LIMIT) {
+            return Err(Error::Invalid(format!(
+                "a payload of {bytes} bytes: it can be at most {MESSAGE_BYTES_LIMIT}"
+            )));
+        }
+        let (made, file) = self.io.add_outbound(slot, bytes)?;
+        self.hub.add_outbound(slot, segment_bytes(made.units));
+        let (made, _) = value(made)?.unwrap_or_default();
+        Ok(Some((made, vec![file.into()])))
+    }
+
     /// A connection has ended, and with it its session.
     pub fn conn_gone(&mut self, conn: ConnId) {
         self.tickets.retain(|_, waiting| *waiting != conn);
         if let Some(slot) = self.by_conn.remove(&conn) {
             self.end_session(slot);
+            self.reader_gone(slot);
         }
     }
 
@@ -252,6 +267,7 @@ impl Core {
     pub fn process_died(&mut self, number: u64) {
         if let Some(&slot) = self.by_number.get(&number) {
             self.end_session(slot);
+            self.reader_gone(slot);
         }
     }
 

@@ -1,5 +1,6 @@
 //! One session as the service thread holds it.
 
+use super::payloads::{Payloads, remove_segments};
 use crate::control::{ConnId, Peer};
 use crate::ledger::{LedgerError, SessionLedger, SessionState, place_to_die};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -29,6 +30,7 @@ pub(super) struct SessionIo {
     pub submission: Reader,
     pub delivery: Writer,
     pub answers: Writer,
+    pub payloads: Payloads,
     /// Rung by the client when the broker sleeps.
     pub doorbell: EventFd,
     /// Its connection; `None` while an adopted session has not been resumed.
@@ -49,6 +51,8 @@ pub(super) struct SessionIo {
     pub idle_passes: u32,
     /// The hub was told that it has ended.
     pub ended: bool,
+    /// And that its client reads nothing any more.
+    pub reader_gone: bool,
     /// What its client did that no correct client does.
     pub broken: Option<String>,
 }
@@ -108,6 +112,7 @@ impl SessionIo {
             submission: Reader::new(0, 0),
             delivery: Writer::new(0, 0),
             answers: Writer::new(0, 0),
+            payloads: Payloads::default(),
             doorbell,
             conn: Some(conn),
             peer,
@@ -119,6 +124,7 @@ impl SessionIo {
             active: false,
             idle_passes: 0,
             ended: false,
+            reader_gone: false,
             broken: None,
         };
         Ok((session, file))
@@ -150,6 +156,8 @@ impl SessionIo {
             broken = Some("its segment was cut short".to_owned());
         }
         let map = SessionMap::adopt(&file, &path, geometry, instance, number)?;
+        let (payloads, damage) = Payloads::adopt(dir, number, &ledger)?;
+        broken = broken.or(damage);
         let cursor = ledger.delivery_cursor();
         let header = map.header();
         let head = |word: &ringmain_ring::AtomicU64, tail: u64, size: u32| {
@@ -172,6 +180,7 @@ impl SessionIo {
             delivery: Writer::new(cursor, delivery.unwrap_or(cursor)),
             answers: Writer::new(answer_tail, answer.unwrap_or(answer_tail)),
             map: Arc::new(map),
+            payloads,
             doorbell: doorbell()?,
             conn: None,
             peer,
@@ -184,6 +193,7 @@ impl SessionIo {
             active: false,
             idle_passes: 0,
             ended: false,
+            reader_gone: false,
             broken,
         })
     }
@@ -279,4 +289,5 @@ pub(super) fn remove_files(dir: &Path, number: u64) {
     let _ = std::fs::remove_file(SessionLedger::path(dir, number));
     place_to_die();
     let _ = std::fs::remove_file(segment_path(dir, number));
+    remove_segments(dir, number);
 }

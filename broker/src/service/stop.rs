@@ -8,8 +8,9 @@
 //!    client, taken in to the end, its leases returned
 //! 2. rounds go on as always; a session's files go when it is committed, and
 //!    synced if its client waits for that
-//! 3. when no session is left, everything is synced
-//! 4. the lease table goes, then the ledger
+//! 3. when all are committed, everything is synced
+//! 4. the files of sessions whose payloads are still read go, the lease table,
+//!    and the ledger last
 //! 5. who asked is answered
 //!
 //! A broker that dies between any two of them leaves what any other death leaves:
@@ -151,9 +152,12 @@ impl Core {
         }
     }
 
-    /// Whether there is no session left, nor anything to commit.
+    /// Whether every session has ended, and all is committed. Those whose payload
+    /// segments somebody still reads need not be gone: the reader has them mapped,
+    /// and their chunks must not be freed under it.
     fn is_drained(&self) -> bool {
-        self.by_number.is_empty()
+        let is_committed = |&slot| self.hub.is_committed_to_its_end(slot);
+        self.by_number.values().all(is_committed)
             && self.leaving.is_empty()
             && !self.hub.round_in_flight()
             && !self.hub.has_uncommitted()

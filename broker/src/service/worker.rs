@@ -3,10 +3,13 @@
 //! Three threads, so that a sync delays no commit and neither delays a read. A
 //! job that fails ends the service: the handle is dropped and opened anew.
 
-use crate::hub::{Append, FrozenRound, SessionSlot, Source};
-use crate::store::block::{Block, BlockBuilder};
+use super::payloads::OutboundFile;
+use crate::hub::{Append, FrozenMessage, FrozenRound, SessionSlot, Source};
+use crate::store::block::{Block, BlockBuilder, PART_BYTES};
 use crate::store::{Batch, LoadedBlock, QueueNumber, Store, StoreError, Write};
 use crate::wake::Wake;
+use ringmain::record::Chunk;
+use ringmain_ring::payload::PayloadMap;
 use ringmain_ring::session::SessionMap;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -21,6 +24,20 @@ pub(super) struct CommitJob {
     pub round: u64,
     pub frozen: FrozenRound,
     pub maps: Vec<(SessionSlot, Arc<SessionMap>)>,
+    /// Outbound segments: session, number.
+    pub files: Vec<(SessionSlot, u32, Arc<OutboundFile>)>,
+}
+
+/// A payload to be copied into an inbound chunk.
+#[derive(Debug)]
+pub(super) struct FillJob {
+    pub ticket: u64,
+    /// The session and position that identify the message.
+    pub message: (u64, u64),
+    /// The chunk that has the payload; `None`: it is in the store in parts.
+    pub from: Option<(Arc<OutboundFile>, Chunk)>,
+    pub target: Arc<PayloadMap>,
+    pub into: Chunk,
 }
 
 /// Something to do with the store.
@@ -28,6 +45,7 @@ pub(super) struct CommitJob {
 pub(super) enum Job {
     Commit(CommitJob),
     Read { queue: QueueNumber, from: u64 },
+    Fill(FillJob),
     Sync,
 }
 
@@ -41,6 +59,11 @@ pub(super) enum Done {
         queue: QueueNumber,
         from: u64,
         blocks: Vec<LoadedBlock>,
+    },
+    /// A payload was copied, unless the store failed.
+    Filled {
+        ticket: u64,
+        failed: Option<StoreError>,
     },
     /// Rounds up to this one are synced.
     Synced { round: u64 },
@@ -62,6 +85,13 @@ impl Job {
                         blocks,
                     })
             }
+            Job::Fill(job) => {
+                let failed = job.run(store).err();
+                Ok(Done::Filled {
+                    ticket: job.ticket,
+                    failed,
+                })
+            }
             Job::Sync => store.sync().map(|round| Done::Synced { round }),
         };
         done.unwrap_or_else(Done::Failed)
@@ -74,7 +104,7 @@ impl CommitJob {
         let mut writes = Vec::new();
         for (index, append) in self.frozen.appends.iter().enumerate() {
             let mut first = append.first;
-            for block in self.pack(append) {
+            for block in self.pack(append, store)? {
                 let queue = append.queue;
                 writes.push(Write::Append {
                     queue,
@@ -93,9 +123,10 @@ impl CommitJob {
         Ok(blocks)
     }
 
-    /// Copies the messages out of the rings into blocks: the only copy that what
-    /// is stored takes in memory.
-    fn pack(&self, append: &Append) -> Vec<Block> {
+    /// Copies the messages into blocks: the only copy that what is stored takes in
+    /// memory. What is too long for a block goes to the store in parts, ahead of
+    /// the batch.
+    fn pack(&self, append: &Append, store: &dyn Store) -> Result<Vec<Block>, StoreError> {
         let mut blocks = Vec::new();
         let mut builder = BlockBuilder::new();
         for message in &append.messages {
@@ -103,18 +134,85 @@ impl CommitJob {
             if !builder.is_empty() && !builder.takes(len) {
                 blocks.push(std::mem::replace(&mut builder, BlockBuilder::new()).finish());
             }
-            let Source::Ring { slot, offset } = message.source;
-            let map = self.maps.iter().find(|(other, _)| *other == slot);
-            builder.push_with(message.head, len, |bytes| {
-                if let Some((_, map)) = map {
-                    map.submission().area.copy_out(offset as usize, bytes);
-                }
-            });
+            if len > PART_BYTES {
+                self.put_parts(message, store)?;
+                builder.push_in_parts(message.head, None, message.len);
+            } else {
+                builder.push_with(message.head, None, len, |bytes| {
+                    self.copy_out(&message.source, 0, bytes);
+                });
+            }
         }
         if !builder.is_empty() {
             blocks.push(builder.finish());
         }
-        blocks
+        Ok(blocks)
+    }
+
+    fn put_parts(&self, message: &FrozenMessage, store: &dyn Store) -> Result<(), StoreError> {
+        let len = message.len as usize;
+        let identity = (message.head.session, message.head.position);
+        let mut buffer = vec![0; PART_BYTES];
+        for (part, offset) in (0..len).step_by(PART_BYTES).enumerate() {
+            let bytes = &mut buffer[..PART_BYTES.min(len - offset)];
+            self.copy_out(&message.source, offset, bytes);
+            store.put_part(identity, part as u32, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a part of a payload, from `offset` bytes within it.
+    fn copy_out(&self, source: &Source, offset: usize, bytes: &mut [u8]) {
+        match *source {
+            Source::Ring { slot, offset: at } => {
+                let map = self.maps.iter().find(|(other, _)| *other == slot);
+                if let Some((_, map)) = map {
+                    let area = map.submission().area;
+                    area.copy_out(at as usize + offset, bytes);
+                }
+            }
+            Source::Chunk { slot, at } => {
+                let of = |file: &&(SessionSlot, u32, Arc<OutboundFile>)| {
+                    (file.0, file.1) == (slot, at.segment)
+                };
+                if let Some((_, _, file)) = self.files.iter().find(of) {
+                    file.read(at, offset, bytes);
+                }
+            }
+        }
+    }
+}
+
+impl FillJob {
+    fn run(&self, store: &dyn Store) -> Result<(), StoreError> {
+        /// Small enough to stay in the processor's cache between the two copies.
+        const STEP: usize = 128 * 1024;
+        let len = self.into.len as usize;
+        let Some((file, at)) = &self.from else {
+            return self.fill_from_store(store, len);
+        };
+        let mut buffer = vec![0; STEP.min(len)];
+        for offset in (0..len).step_by(STEP) {
+            let bytes = &mut buffer[..STEP.min(len - offset)];
+            file.read(*at, offset, bytes);
+            self.target.copy_in(self.into.unit, offset, bytes);
+        }
+        Ok(())
+    }
+
+    fn fill_from_store(&self, store: &dyn Store, len: usize) -> Result<(), StoreError> {
+        for (part, offset) in (0..len).step_by(PART_BYTES).enumerate() {
+            let bytes = store.read_part(self.message, part as u32)?;
+            if bytes.len() != PART_BYTES.min(len - offset) {
+                let (session, position) = self.message;
+                return Err(StoreError::Corrupt(format!(
+                    "part {part} of message {session}-{position} has {} bytes",
+                    bytes.len()
+                )));
+            }
+            self.target.copy_in(self.into.unit, offset, &bytes);
+        }
+        Ok(())
     }
 }
 
@@ -164,7 +262,7 @@ impl Workers {
     pub fn submit(&self, job: Job) {
         let thread = match job {
             Job::Commit(_) => &self.commits,
-            Job::Read { .. } => &self.reads,
+            Job::Read { .. } | Job::Fill(_) => &self.reads,
             Job::Sync => &self.syncs,
         };
         // A thread ends only when it is dropped.

@@ -30,14 +30,33 @@
 //! *checksum* is the CRC-32 of everything behind itself. *table* is the offset
 //! of the table, which comes last because the count is known last. *payload* is
 //! the sum of the payload lengths. *start* is where the message's optional
-//! fields begin; they have none yet.
+//! fields begin. They lie one behind the other, in ascending order of their tags:
 //!
-//! To add a field that readers may overlook, put it into the optional fields. If
-//! a reader must not overlook it, give it a flag as well: a block with a flag
-//! that is not in `FLAGS_KNOWN` is refused. Any other change takes a new
-//! version.
+//! ```text
+//!  field: 0 tag u8   1 length of the value u16   3 value
+//!
+//!  tag 1, in parts:     0 length of the payload u64
+//!  tag 2, dead letter:  0 died_at_ms u64   8 attempts u16   10 reason u8
+//!                      11 name of the source queue, to the field's end
+//! ```
+//!
+//! A message *in parts* has the flag 1. Its payload lies beside the block, in
+//! values of its own (see [`Store::put_part`]), so that no value and no write is
+//! as large as the largest payload. It is the only one in its block, and its
+//! payload length in the entry is 0.
+//!
+//! To add a field that readers may overlook, put it into the optional fields
+//! under a new tag: readers skip tags that they don't know. If a reader must not
+//! overlook it, give it a flag as well: a block with a flag that is not in
+//! `FLAGS_KNOWN` is refused. Any other change takes a new version.
+//!
+//! [`Store::put_part`]: super::Store::put_part
 
+mod fields;
+
+use self::fields::Fields;
 use bytes::Bytes;
+use ringmain::control::DeadLetter;
 use std::fmt;
 use std::ops::Range;
 
@@ -46,13 +65,18 @@ pub const MESSAGES_MAX: u32 = 1024;
 /// A block takes no further message once its payloads have reached this many
 /// bytes. A longer message has a block of its own.
 pub const BYTES_TARGET: usize = 128 * 1024;
-/// The longest payload that a block can hold, in bytes.
+/// The longest payload that a message can have, in bytes.
 pub const PAYLOAD_MAX: usize = 1 << 30;
+/// Payloads longer than this many bytes lie in parts of this size. The last part
+/// may be shorter.
+pub const PART_BYTES: usize = 1 << 20;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"RMbk");
 const VERSION: u32 = 1;
-/// Flags of a message that this version understands: none yet.
-const FLAGS_KNOWN: u16 = 0;
+/// The payload lies in parts. Goes with the field of that name.
+const FLAG_PARTS: u16 = 1;
+/// Flags of a message that this version understands.
+const FLAGS_KNOWN: u16 = FLAG_PARTS;
 const HEADER_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 40;
 /// The checksum covers everything from here on.
@@ -135,7 +159,7 @@ impl Block {
         self.entry(index).head
     }
 
-    /// A message's payload.
+    /// A message's payload; empty if it lies in parts.
     pub fn payload(&self, index: u32) -> &[u8] {
         &self.bytes[self.payload_range(index)]
     }
@@ -151,7 +175,29 @@ impl Block {
         self.bytes.slice(self.payload_range(index))
     }
 
-    /// The sum of the payload lengths.
+    /// The length of a message's payload in bytes, whether it lies in the block
+    /// or in parts.
+    pub fn payload_len(&self, index: u32) -> usize {
+        let entry = self.entry(index);
+        match self.fields(&entry).in_parts {
+            Some(len) => len as usize,
+            None => entry.payload_len,
+        }
+    }
+
+    /// Whether a message's payload lies in parts. Its [`Block::payload`] is empty
+    /// then.
+    pub fn is_in_parts(&self, index: u32) -> bool {
+        self.entry(index).flags & FLAG_PARTS != 0
+    }
+
+    /// What is known of a message's death, if it is a dead letter.
+    pub fn letter(&self, index: u32) -> Option<DeadLetter> {
+        let entry = self.entry(index);
+        self.fields(&entry).letter
+    }
+
+    /// The sum of the lengths of the payloads that lie in the block.
     pub fn payload_total(&self) -> usize {
         self.header.payload as usize
     }
@@ -169,6 +215,11 @@ impl Block {
         );
         let at = self.header.table as usize + index as usize * ENTRY_BYTES;
         Entry::decode(&self.bytes[at..at + ENTRY_BYTES])
+    }
+
+    fn fields(&self, entry: &Entry) -> Fields {
+        Fields::decode(&self.bytes[entry.optional_range()])
+            .expect("the fields were checked when the block was decoded")
     }
 
     /// Messages must lie one behind the other from the header to the table, so
@@ -191,10 +242,22 @@ impl Block {
             if start > table {
                 return Err(BadBlock("a message is longer than its block"));
             }
+            self.check_fields(&entry)?;
             payload += entry.payload_len;
         }
         if start != table || payload != self.payload_total() {
             return Err(BadBlock("its messages do not fill it"));
+        }
+        Ok(())
+    }
+
+    fn check_fields(&self, entry: &Entry) -> Result<(), BadBlock> {
+        let fields = Fields::decode(&self.bytes[entry.optional_range()])?;
+        if fields.in_parts.is_some() != (entry.flags & FLAG_PARTS != 0) {
+            return Err(BadBlock("a message in parts lacks its flag or its length"));
+        }
+        if fields.in_parts.is_some() && (self.header.count != 1 || entry.payload_len != 0) {
+            return Err(BadBlock("a message in parts is not alone in its block"));
         }
         Ok(())
     }
@@ -261,6 +324,10 @@ impl Entry {
         }
     }
 
+    fn optional_range(&self) -> Range<usize> {
+        self.start..self.start + self.optional_len
+    }
+
     fn payload_range(&self) -> Range<usize> {
         let from = self.start + padded(self.optional_len);
         from..from + self.payload_len
@@ -280,6 +347,8 @@ pub struct BlockBuilder {
     table: Vec<u8>,
     count: u32,
     payload: usize,
+    /// It holds a message in parts, and takes no other.
+    in_parts: bool,
 }
 
 impl BlockBuilder {
@@ -311,14 +380,14 @@ impl BlockBuilder {
         self.count == 0
     }
 
-    /// The sum of the payload lengths.
+    /// The sum of the lengths of the payloads that lie in the block.
     pub fn payload_total(&self) -> usize {
         self.payload
     }
 
     /// Whether it holds as much as a block should.
     pub fn is_full(&self) -> bool {
-        self.count >= MESSAGES_MAX || self.payload >= BYTES_TARGET
+        self.count >= MESSAGES_MAX || self.payload >= BYTES_TARGET || self.in_parts
     }
 
     /// Whether a payload of this length belongs in the same block: it is not
@@ -341,7 +410,7 @@ impl BlockBuilder {
     /// Adds a message whose payload lies in several pieces.
     pub fn push_slices(&mut self, head: MessageHead, pieces: &[&[u8]]) {
         let len = pieces.iter().map(|piece| piece.len()).sum();
-        self.begin(head, len);
+        self.begin(head, len, &Fields::default());
         for piece in pieces {
             self.bytes.extend_from_slice(piece);
         }
@@ -349,12 +418,43 @@ impl BlockBuilder {
     }
 
     /// Adds a message of `len` bytes that `write` copies in; the slice that it
-    /// is given is zeroed.
-    pub fn push_with(&mut self, head: MessageHead, len: usize, write: impl FnOnce(&mut [u8])) {
-        self.begin(head, len);
+    /// is given is zeroed. `letter` says what is known of its death.
+    pub fn push_with(
+        &mut self,
+        head: MessageHead,
+        letter: Option<&DeadLetter>,
+        len: usize,
+        write: impl FnOnce(&mut [u8]),
+    ) {
+        let fields = Fields {
+            in_parts: None,
+            letter: letter.cloned(),
+        };
+        self.begin(head, len, &fields);
         let start = self.bytes.len();
         self.bytes.resize(start + padded(len), 0);
         write(&mut self.bytes[start..start + len]);
+    }
+
+    /// Adds a message whose payload of `len` bytes lies in parts. `letter` says
+    /// what is known of its death.
+    ///
+    /// # Panics
+    ///
+    /// If the builder is not empty: such a message has a block of its own.
+    /// Otherwise as [`BlockBuilder::push`].
+    pub fn push_in_parts(&mut self, head: MessageHead, letter: Option<&DeadLetter>, len: u32) {
+        assert!(self.is_empty(), "a message in parts is alone in its block");
+        assert!(
+            len as usize <= PAYLOAD_MAX,
+            "a payload of {len} bytes is too long"
+        );
+        let fields = Fields {
+            in_parts: Some(len),
+            letter: letter.cloned(),
+        };
+        self.begin(head, 0, &fields);
+        self.in_parts = true;
     }
 
     /// Closes the block.
@@ -383,8 +483,9 @@ impl BlockBuilder {
         }
     }
 
-    /// Writes the entry of the message whose payload comes next.
-    fn begin(&mut self, head: MessageHead, payload_len: usize) {
+    /// Writes the entry and the optional fields of the message whose payload
+    /// comes next.
+    fn begin(&mut self, head: MessageHead, payload_len: usize, fields: &Fields) {
         assert!(
             payload_len <= PAYLOAD_MAX,
             "a payload of {payload_len} bytes is too long"
@@ -393,13 +494,24 @@ impl BlockBuilder {
         if self.is_empty() {
             self.bytes.resize(HEADER_BYTES, 0);
         }
+        let start = self.bytes.len();
+        fields.encode(&mut self.bytes);
+        let optional_len = u16::try_from(self.bytes.len() - start)
+            .expect("a message's optional fields are shorter than 64 KiB");
+        self.pad();
+        let flags = match fields.in_parts {
+            Some(_) => FLAG_PARTS,
+            None => 0,
+        };
         let mut entry = [0; ENTRY_BYTES];
         entry[..8].copy_from_slice(&head.session.to_le_bytes());
         entry[8..16].copy_from_slice(&head.position.to_le_bytes());
         entry[16..24].copy_from_slice(&head.sent_at_ms.to_le_bytes());
-        entry[24..28].copy_from_slice(&offset(self.bytes.len()).to_le_bytes());
+        entry[24..28].copy_from_slice(&offset(start).to_le_bytes());
         entry[28..32].copy_from_slice(&offset(payload_len).to_le_bytes());
         entry[32..34].copy_from_slice(&head.attempts.to_le_bytes());
+        entry[34..36].copy_from_slice(&flags.to_le_bytes());
+        entry[36..38].copy_from_slice(&optional_len.to_le_bytes());
         self.table.extend_from_slice(&entry);
         self.count += 1;
         self.payload += payload_len;
@@ -449,6 +561,7 @@ fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use ringmain::control::{DeadReason, NAME_BYTES_MAX};
 
     fn head(number: u64) -> MessageHead {
         MessageHead {
@@ -494,7 +607,7 @@ mod tests {
     fn every_way_to_push_writes_the_same_bytes() {
         let whole = pack(&[b"hello world".to_vec(), Vec::new()]);
         let mut builder = BlockBuilder::with_capacity(2, 11);
-        builder.push_with(head(0), 11, |room| {
+        builder.push_with(head(0), None, 11, |room| {
             assert_eq!(room, [0; 11]);
             room.copy_from_slice(b"hello world");
         });
@@ -503,7 +616,7 @@ mod tests {
 
         let mut builder = BlockBuilder::new();
         builder.push_slices(head(0), &[b"hello", b" ", b"world"]);
-        builder.push_with(head(1), 0, |room| assert!(room.is_empty()));
+        builder.push_with(head(1), None, 0, |room| assert!(room.is_empty()));
         assert_eq!(builder.finish().as_bytes(), whole.as_bytes());
     }
 
@@ -534,21 +647,125 @@ mod tests {
         assert!(vec.capacity() < 256, "{}", vec.capacity());
     }
 
-    #[test]
-    fn optional_fields_are_skipped_and_unknown_flags_refused() {
-        // One message with 3 bytes of optional fields before its payload.
+    fn letter() -> DeadLetter {
+        DeadLetter {
+            reason: DeadReason::Rejected,
+            source: "jöbs".to_owned(),
+            died_at_ms: 1_700_000_000_005,
+            attempts: 3,
+        }
+    }
+
+    fn in_parts(letter: Option<&DeadLetter>, len: u32) -> Block {
         let mut builder = BlockBuilder::new();
-        builder.push(head(0), b"????\0\0\0\0payload!");
-        let mut bytes = builder.finish().as_bytes().to_vec();
+        builder.push_in_parts(head(4), letter, len);
+        builder.finish()
+    }
+
+    #[test]
+    fn layout_of_a_dead_letter_in_parts_is_as_drawn() {
+        let block = in_parts(Some(&letter()), 3 << 20);
+        let bytes = block.as_bytes();
+        assert_eq!(bytes.len(), 24 + 32 + 40);
+        assert_eq!(
+            &bytes[8..24],
+            [1, 0, 0, 0, 1, 0, 0, 0, 56, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(&bytes[24..35], [1, 8, 0, 0, 0, 48, 0, 0, 0, 0, 0]);
+        assert_eq!(&bytes[35..38], [2, 16, 0]);
+        assert_eq!(bytes[38..46], 1_700_000_000_005_u64.to_le_bytes());
+        assert_eq!(&bytes[46..49], [3, 0, 2]);
+        assert_eq!(&bytes[49..54], "jöbs".as_bytes());
+        assert_eq!(&bytes[54..56], [0; 2]);
+        // Start, no payload, attempts, the flag, length of the fields.
+        assert_eq!(
+            &bytes[80..96],
+            [24, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 30, 0, 0, 0]
+        );
+    }
+
+    #[test]
+    fn payload_in_parts_is_alone_and_outside_of_the_block() {
+        let mut builder = BlockBuilder::new();
+        builder.push_in_parts(head(4), None, PAYLOAD_MAX as u32);
+        assert!(builder.is_full() && !builder.takes(0));
+        let block = Block::decode(Bytes::copy_from_slice(builder.finish().as_bytes())).unwrap();
+        assert!(block.is_in_parts(0));
+        assert_eq!(block.message(0), head(4));
+        assert_eq!(block.payload_len(0), PAYLOAD_MAX);
+        assert_eq!((block.payload(0), block.payload_total()), (&b""[..], 0));
+        assert_eq!(block.letter(0), None);
+        assert_eq!(Block::peek(block.as_bytes()), Ok((1, 0)));
+    }
+
+    #[test]
+    fn dead_letters_stand_beside_other_messages() {
+        let long = DeadLetter {
+            reason: DeadReason::MaxAttempts,
+            source: "x".repeat(NAME_BYTES_MAX),
+            ..letter()
+        };
+        let mut builder = BlockBuilder::new();
+        builder.push(head(0), b"alive");
+        builder.push_with(head(1), Some(&letter()), 4, |room| {
+            room.copy_from_slice(b"dead")
+        });
+        builder.push_with(head(2), Some(&long), 0, |_| {});
+        builder.push(head(3), b"alive too");
+        let block = Block::decode(Bytes::copy_from_slice(builder.finish().as_bytes())).unwrap();
+        let letters = [0, 1, 2, 3].map(|index| block.letter(index));
+        assert_eq!(letters, [None, Some(letter()), Some(long), None]);
+        let payloads = [0, 1, 2, 3].map(|index| block.payload(index));
+        assert_eq!(payloads, [&b"alive"[..], b"dead", b"", b"alive too"]);
+        assert_eq!((block.payload_len(1), block.payload_total()), (4, 18));
+        assert!(!block.is_in_parts(1));
+    }
+
+    /// One message with these flags and optional fields, and a payload.
+    fn with_fields(flags: u16, fields: &[u8]) -> Result<Block, BadBlock> {
+        let mut content = fields.to_vec();
+        content.resize(padded(fields.len()), 0);
+        content.extend(b"payload!");
+        let table = HEADER_BYTES + content.len();
+        let mut bytes = pack(&[content]).as_bytes().to_vec();
         bytes[20] = 8;
-        bytes[40 + 28] = 8;
-        bytes[40 + 36] = 3;
-        let block = Block::decode(sealed(bytes.clone())).unwrap();
+        bytes[table + 28] = 8;
+        bytes[table + 34..table + 36].copy_from_slice(&flags.to_le_bytes());
+        bytes[table + 36] = fields.len() as u8;
+        Block::decode(sealed(bytes))
+    }
+
+    #[test]
+    fn unknown_fields_are_skipped_and_unknown_flags_refused() {
+        let unknown = [200, 1, 0, b'?'];
+        let block = with_fields(0, &unknown).unwrap();
         assert_eq!(block.payload(0), b"payload!");
         assert_eq!(block.payload_range(0), 32..40);
+        assert!(!block.is_in_parts(0) && block.letter(0).is_none());
+        assert!(with_fields(2, &unknown).is_err());
+        assert!(with_fields(0x8000, &unknown).is_err());
+    }
 
-        bytes[40 + 34] = 1;
-        assert!(Block::decode(sealed(bytes)).is_err());
+    #[test]
+    fn message_in_parts_must_be_marked_and_alone() {
+        let length = [1, 8, 0, 5, 0, 0, 0, 0, 0, 0, 0];
+        for (flags, fields) in [(0, &length[..]), (1, &[]), (1, &length)] {
+            // The last one has a payload in the block as well.
+            assert!(with_fields(flags, fields).is_err(), "{flags} {fields:?}");
+        }
+        // Two in one block, otherwise sound.
+        let part = in_parts(None, 5);
+        let (fields, entry) = part.as_bytes()[HEADER_BYTES..].split_at(16);
+        let mut second = entry.to_vec();
+        second[24] += 16;
+        let header = Header {
+            count: 2,
+            table: 24 + 32,
+            payload: 0,
+        };
+        let bytes = [&header.encode()[..], fields, fields, entry, &second].concat();
+        let error = Block::decode(sealed(bytes)).unwrap_err();
+        assert!(error.to_string().contains("alone"), "{error}");
     }
 
     #[test]
@@ -569,6 +786,12 @@ mod tests {
         for index in 0..block.len() {
             block.message(index);
             assert_eq!(block.payload(index), block.payload_bytes(index));
+            assert_eq!(
+                block.payload_len(index) == block.payload(index).len(),
+                !block.is_in_parts(index) || block.payload_len(index) == 0
+            );
+            assert!(block.payload_len(index) <= PAYLOAD_MAX);
+            block.letter(index);
             total += block.payload(index).len();
         }
         assert_eq!(total, block.payload_total());
@@ -597,8 +820,16 @@ mod tests {
             sizes in prop::collection::vec(0usize..40, 1..6),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         ) {
-            let payloads: Vec<_> = sizes.iter().map(|&len| vec![9; len]).collect();
-            let mut bytes = pack(&payloads).as_bytes().to_vec();
+            let mut builder = BlockBuilder::new();
+            if sizes.len() == 1 {
+                builder.push_in_parts(head(0), Some(&letter()), sizes[0] as u32);
+            } else {
+                for (&len, number) in sizes.iter().zip(0..) {
+                    let letter = (number % 2 == 0).then(letter);
+                    builder.push_with(head(number), letter.as_ref(), len, |room| room.fill(9));
+                }
+            }
+            let mut bytes = builder.finish().as_bytes().to_vec();
             for (at, value) in changes {
                 let at = at.index(bytes.len());
                 bytes[at] = value;

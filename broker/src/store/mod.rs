@@ -5,14 +5,17 @@
 //! engine: [`rocks::RocksStore`], which the daemon uses, and
 //! [`model::ModelStore`], which the tests compare against.
 //!
-//! Threads: one thread at a time commits; reads, syncs and look-ups may run
-//! beside it from other threads. Reads return committed positions only.
+//! Threads: one thread at a time commits and writes parts; reads, syncs and
+//! look-ups may run beside it from other threads. Reads return committed positions only.
 
 pub mod block;
 pub mod model;
+pub mod parts;
 pub mod rocks;
 
 use block::Block;
+use bytes::Bytes;
+use parts::Identity;
 use ringmain::QueueSettings;
 
 /// A queue's number in its instance. Numbers count upwards and are never given
@@ -168,6 +171,28 @@ pub trait Store: Send + Sync {
     /// this process. After an error the handle must be dropped: whether the
     /// batch will be there after the next opening is unknown.
     fn commit(&self, batch: Batch) -> Result<(), StoreError>;
+
+    /// Writes part `part` (from 0) of the payload of the message of this
+    /// identity, ahead of the commit that appends it in parts; which the commit
+    /// refuses if parts are missing. See [`parts::part_range`] for how a payload
+    /// is cut. Writing a part again replaces it.
+    ///
+    /// Parts are kept as long as a committed message of that identity lies
+    /// unsettled in some queue: it may move to another queue, appended there and
+    /// settled here in one batch. The batch that settles it or deletes its queue
+    /// deletes them. Parts that no commit followed are gone after the next
+    /// opening.
+    ///
+    /// Called by the thread that commits. After an error the handle must be
+    /// dropped.
+    fn put_part(&self, message: Identity, part: u32, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Part `part` (from 0) of the payload of a message in parts.
+    ///
+    /// May be called from any thread, but not while the message may be settled or
+    /// its queue deleted: a part that is missing or damaged is
+    /// [`StoreError::Corrupt`].
+    fn read_part(&self, message: Identity, part: u32) -> Result<Bytes, StoreError>;
 
     /// Returns once all that was committed when it was called would survive a
     /// power cut, with the number of the last round that does. Blocks; after an

@@ -3,8 +3,10 @@
 //! power cuts at will.
 
 use super::block::Block;
+use super::parts::{self, Identity};
 use super::{Batch, LoadedBlock, QueueNumber, QueueRow, Store, StoreError, StoredQueue, Write};
-use std::collections::BTreeMap;
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What becomes of a commit or sync that reports an error.
@@ -33,12 +35,18 @@ struct Inner {
     committed: State,
     /// `committed` as of the last sync.
     synced: State,
-    /// What was committed since, in order.
-    unsynced: Vec<Batch>,
+    /// What was written since, in order.
+    unsynced: Vec<Change>,
     room: u64,
     commit_fault: Option<Fault>,
     sync_fault: Option<Fault>,
     failed: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    Batch(Batch),
+    Part(Identity, u32, Bytes),
 }
 
 #[derive(Debug, Clone)]
@@ -47,6 +55,7 @@ struct State {
     next_session: u64,
     next_queue: QueueNumber,
     queues: BTreeMap<QueueNumber, Queue>,
+    parts: BTreeMap<Identity, BTreeMap<u32, Bytes>>,
 }
 
 #[derive(Debug, Clone)]
@@ -78,11 +87,14 @@ impl ModelStore {
             next_session: 1,
             next_queue: 1,
             queues: BTreeMap::new(),
+            parts: BTreeMap::new(),
         };
         ModelStore::holding(empty, u64::MAX)
     }
 
-    fn holding(state: State, room: u64) -> ModelStore {
+    fn holding(mut state: State, room: u64) -> ModelStore {
+        let held = state.held();
+        state.parts.retain(|message, _| held.contains(message));
         ModelStore {
             inner: Mutex::new(Inner {
                 committed: state.clone(),
@@ -113,7 +125,21 @@ impl ModelStore {
 
     /// How many committed batches a power cut could lose.
     pub fn unsynced_batches(&self) -> usize {
-        self.lock().unsynced.len()
+        let inner = self.lock();
+        let changes = inner.unsynced.iter();
+        changes
+            .filter(|change| matches!(change, Change::Batch(_)))
+            .count()
+    }
+
+    /// How many parts of payloads it keeps.
+    pub fn parts(&self) -> usize {
+        self.lock()
+            .committed
+            .parts
+            .values()
+            .map(BTreeMap::len)
+            .sum()
     }
 
     /// The store as the next process finds it after the death of this one: all
@@ -153,7 +179,7 @@ impl Inner {
             self.committed = self.after_power_cut(self.unsynced.len());
             return Err(refused);
         }
-        self.unsynced.push(batch);
+        self.unsynced.push(Change::Batch(batch));
         match fault {
             Some(_) => Err(failed("a commit was told to fail, but was applied")),
             None => Ok(()),
@@ -174,8 +200,18 @@ impl Inner {
 
     fn after_power_cut(&self, keep_batches: usize) -> State {
         let mut state = self.synced.clone();
-        for batch in self.unsynced.iter().take(keep_batches) {
-            state.apply(batch.clone()).expect("it was applied before");
+        let mut left = keep_batches;
+        for change in &self.unsynced {
+            match change {
+                Change::Part(message, part, bytes) => {
+                    state.put_part(*message, *part, bytes.clone());
+                }
+                Change::Batch(_) if left == 0 => break,
+                Change::Batch(batch) => {
+                    left -= 1;
+                    state.apply(batch.clone()).expect("it was applied before");
+                }
+            }
         }
         state
     }
@@ -197,6 +233,28 @@ impl Store for ModelStore {
         inner.check()?;
         let result = inner.commit(batch);
         inner.failing(result)
+    }
+
+    fn put_part(&self, message: Identity, part: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        inner.check()?;
+        let checked = parts::check_part(message, part, bytes.len());
+        inner.failing(checked)?;
+        let bytes = Bytes::copy_from_slice(bytes);
+        inner.committed.put_part(message, part, bytes.clone());
+        inner.unsynced.push(Change::Part(message, part, bytes));
+        Ok(())
+    }
+
+    fn read_part(&self, message: Identity, part: u32) -> Result<Bytes, StoreError> {
+        let inner = self.lock();
+        inner.check()?;
+        let parts = inner.committed.parts.get(&message);
+        let found = parts.and_then(|parts| parts.get(&part)).cloned();
+        found.ok_or_else(|| {
+            let what = parts::missing(message, part);
+            StoreError::Corrupt(format!("{what} (in-memory store)"))
+        })
     }
 
     fn sync(&self) -> Result<u64, StoreError> {
@@ -251,10 +309,39 @@ impl State {
             )));
         }
         self.round = batch.round;
+        // They are needed no more once the batch has settled all that hold them.
+        let mut concerned = self.held();
+        concerned.extend(batch.writes.iter().filter_map(appended_in_parts));
         batch
             .writes
             .into_iter()
-            .try_for_each(|write| self.apply_write(write))
+            .try_for_each(|write| self.apply_write(write))?;
+        let held = self.held();
+        self.parts
+            .retain(|message, _| held.contains(message) || !concerned.contains(message));
+        Ok(())
+    }
+
+    fn put_part(&mut self, message: Identity, part: u32, bytes: Bytes) {
+        self.parts.entry(message).or_default().insert(part, bytes);
+    }
+
+    /// The unsettled messages in parts.
+    fn held(&self) -> BTreeSet<Identity> {
+        if self.parts.is_empty() {
+            return BTreeSet::new();
+        }
+        let entries = self.queues.values().flat_map(|queue| queue.blocks.values());
+        entries.filter_map(|entry| in_parts(&entry.block)).collect()
+    }
+
+    fn check_parts(&self, block: &Block) -> Result<(), StoreError> {
+        let Some(message) = in_parts(block) else {
+            return Ok(());
+        };
+        let parts = self.parts.get(&message).into_iter().flatten();
+        let lens = parts.map(|(&part, bytes)| (part, bytes.len()));
+        parts::check_parts(message, block.payload_len(0), lens)
     }
 
     fn apply_write(&mut self, write: Write) -> Result<(), StoreError> {
@@ -263,14 +350,17 @@ impl State {
                 queue,
                 first,
                 block,
-            } => match self.queues.get_mut(&queue) {
-                Some(found) if found.next == first => found.append(block),
-                _ => {
-                    return Err(failed(&format!(
-                        "queue {queue} takes no message at {first}"
-                    )));
+            } => {
+                self.check_parts(&block)?;
+                match self.queues.get_mut(&queue) {
+                    Some(found) if found.next == first => found.append(block),
+                    _ => {
+                        return Err(failed(&format!(
+                            "queue {queue} takes no message at {first}"
+                        )));
+                    }
                 }
-            },
+            }
             Write::Settle { queue, positions } => {
                 for position in positions {
                     let Some((entry, index)) = self.message(queue, position)? else {
@@ -411,6 +501,21 @@ impl Entry {
                 .map(|(&index, &attempts)| (index, attempts))
                 .collect(),
         }
+    }
+}
+
+/// The identity of a block's message, if that is in parts.
+fn in_parts(block: &Block) -> Option<Identity> {
+    let head = block.message(0);
+    block
+        .is_in_parts(0)
+        .then_some((head.session, head.position))
+}
+
+fn appended_in_parts(write: &Write) -> Option<Identity> {
+    match write {
+        Write::Append { block, .. } => in_parts(block),
+        _ => None,
     }
 }
 

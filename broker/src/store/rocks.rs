@@ -14,11 +14,15 @@
 //!                 meta/queues               u32: the next queue's number
 //!                 queue/<queue>             JSON: name, settings, time of creation
 //!                 cursor/<queue>            3 x u64: first, next, unsettled
+//!                 begun/<message>           nothing: it has parts, and no queue yet
+//!                 holders/<message>         u32: in how many places it lies
+//!                 in-parts/<queue><position>  3 x u64: message, length
 //! blocks          <queue><first position>   a block
 //! marks           <queue><first position>   what happened to the block's messages
+//! parts           <message><part>           a piece of a payload
 //! ```
 //!
-//! Numbers in keys are big-endian, so that they sort; in values little-endian.
+//! A `<message>` is *(session, position)*, its identity. Numbers in keys are big-endian, so that they sort; in values little-endian.
 //! A change of any of this takes a new [`FORMAT`].
 //!
 //! # Why it does not slow down as a queue is used
@@ -45,6 +49,7 @@ mod holes;
 mod keys;
 mod mark;
 mod marks;
+mod parts;
 mod plan;
 mod view;
 mod walk;
@@ -53,10 +58,13 @@ use self::cache::Cache;
 use self::engine::Engine;
 use self::folder::Folder;
 use self::mark::MarkFile;
+use self::parts::Begun;
 use self::plan::Plan;
 use self::view::View;
 use self::walk::Walk;
+use super::parts::{Identity, check_part};
 use super::{Batch, LoadedBlock, QueueNumber, Store, StoreError, StoredQueue};
+use bytes::Bytes;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -67,8 +75,8 @@ pub const FORMAT: u32 = 1;
 /// The version of RocksDB that is built in.
 pub const ROCKSDB_VERSION: &str = "11.8.1";
 
-/// Once deleted blocks of this many bytes lie in the database, their tombstones
-/// are flushed, so that compaction gives the room back. Without this a queue
+/// Once deleted blocks or parts of this many bytes lie in the database, their
+/// tombstones are flushed, so that compaction gives the room back. Without this a queue
 /// that is only drained, as on a full disk, would never give back anything.
 const RECLAIM_BYTES: u64 = 256 << 20;
 
@@ -90,10 +98,15 @@ pub struct RocksStore {
     view: Mutex<View>,
     /// Blocks that are being settled. Locked for a whole commit.
     cache: Mutex<Cache>,
+    /// Messages in parts that are still to be appended. Locked for a whole commit,
+    /// after `cache`.
+    begun: Mutex<Begun>,
     committed: AtomicU64,
     sync: Mutex<Sync>,
     /// Bytes of deleted blocks whose tombstones may still be in memory.
     dead_bytes: AtomicU64,
+    /// The same for parts.
+    dead_part_bytes: AtomicU64,
     /// Why a commit or sync failed, after which nothing works any more.
     failed: OnceLock<String>,
 }
@@ -125,15 +138,18 @@ impl RocksStore {
         let (view, round) = View::load(&engine)?;
         mark.check(round)?;
         mark.write(round);
+        parts::delete_orphans(&engine)?;
         Ok(RocksStore {
             engine,
             folder,
             reserve_bytes: options.reserve_bytes,
             view: Mutex::new(view),
             cache: Mutex::default(),
+            begun: Mutex::default(),
             committed: AtomicU64::new(round),
             sync: Mutex::new(Sync { mark, round }),
             dead_bytes: AtomicU64::new(0),
+            dead_part_bytes: AtomicU64::new(0),
             failed: OnceLock::new(),
         })
     }
@@ -165,7 +181,8 @@ impl RocksStore {
                 batch.round
             )));
         }
-        let mut plan = Plan::new(&self.engine, &self.view, &mut cache);
+        let mut begun = lock(&self.begun);
+        let mut plan = Plan::new(&self.engine, &self.view, &mut cache, &mut begun);
         for write in batch.writes {
             plan.apply(write)?;
         }
@@ -173,6 +190,8 @@ impl RocksStore {
         let done = plan.publish(&self.engine);
         self.dead_bytes
             .fetch_add(done.dead_bytes, Ordering::Relaxed);
+        self.dead_part_bytes
+            .fetch_add(done.dead_part_bytes, Ordering::Relaxed);
         // Release: pairs with the Acquire in `try_sync`, which may then count on
         // the log holding this round.
         self.committed.store(batch.round, Ordering::Release);
@@ -194,11 +213,20 @@ impl RocksStore {
     }
 
     fn reclaim(&self) -> Result<(), StoreError> {
-        if self.dead_bytes.load(Ordering::Relaxed) < RECLAIM_BYTES {
-            return Ok(());
+        if self.dead_bytes.load(Ordering::Relaxed) >= RECLAIM_BYTES {
+            self.dead_bytes.store(0, Ordering::Relaxed);
+            self.engine.flush_blocks()?;
         }
-        self.dead_bytes.store(0, Ordering::Relaxed);
-        self.engine.flush_blocks()
+        if self.dead_part_bytes.load(Ordering::Relaxed) >= RECLAIM_BYTES {
+            self.dead_part_bytes.store(0, Ordering::Relaxed);
+            self.engine.flush_parts()?;
+        }
+        Ok(())
+    }
+
+    fn try_put_part(&self, message: Identity, part: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        check_part(message, part, bytes.len())?;
+        parts::put(&self.engine, &mut lock(&self.begun), message, part, bytes)
     }
 }
 
@@ -210,6 +238,16 @@ impl Store for RocksStore {
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         self.check()?;
         self.failing(self.try_commit(batch))
+    }
+
+    fn put_part(&self, message: Identity, part: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        self.check()?;
+        self.failing(self.try_put_part(message, part, bytes))
+    }
+
+    fn read_part(&self, message: Identity, part: u32) -> Result<Bytes, StoreError> {
+        self.check()?;
+        parts::read(&self.engine, message, part)
     }
 
     fn sync(&self) -> Result<u64, StoreError> {

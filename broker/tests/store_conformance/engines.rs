@@ -1,8 +1,9 @@
 //! The engines under test, and short ways to fill and read a store.
 
 use ringmain::QueueSettings;
-use ringmain_broker::store::block::{Block, BlockBuilder, MessageHead};
+use ringmain_broker::store::block::{Block, BlockBuilder, MessageHead, PART_BYTES};
 use ringmain_broker::store::model::ModelStore;
+use ringmain_broker::store::parts::{Identity, part_count, part_range};
 use ringmain_broker::store::rocks::{RocksOptions, RocksStore};
 use ringmain_broker::store::{Batch, LoadedBlock, QueueRow, Store, StoreError, Write};
 use std::ops::Range;
@@ -13,6 +14,9 @@ pub trait Engine {
     fn store(&self) -> &dyn Store;
     /// Lets go of the handle and opens the store again.
     fn reopen(&mut self);
+    /// How many parts of payloads it keeps. Lets go of the handle, opens the store
+    /// again, and does not count what opening removes.
+    fn parts(&mut self) -> usize;
 }
 
 pub struct Model(ModelStore);
@@ -30,6 +34,11 @@ impl Engine for Model {
 
     fn reopen(&mut self) {
         self.0 = self.0.reopen();
+    }
+
+    fn parts(&mut self) -> usize {
+        self.reopen();
+        self.0.parts()
     }
 }
 
@@ -58,6 +67,16 @@ impl Rocks {
         self.dir.path()
     }
 
+    /// The keys of a family of a closed database.
+    pub fn keys(&self, family: &str) -> Vec<Box<[u8]>> {
+        let families = ["default", "blocks", "marks", "parts"];
+        let options = rocksdb::Options::default();
+        let db = rocksdb::DB::open_cf_for_read_only(&options, self.database(), families, false);
+        let db = db.unwrap();
+        let rows = db.iterator_cf(db.cf_handle(family).unwrap(), rocksdb::IteratorMode::Start);
+        rows.map(|row| row.unwrap().0).collect()
+    }
+
     /// Where the database itself lies.
     pub fn database(&self) -> PathBuf {
         self.dir().join("rocksdb")
@@ -82,6 +101,19 @@ impl Engine for Rocks {
     fn reopen(&mut self) {
         self.close();
         self.try_open().unwrap();
+    }
+
+    fn parts(&mut self) -> usize {
+        self.reopen();
+        self.close();
+        let parts = self.keys("parts").len();
+        let rows = self.keys("default");
+        let count = |prefix: &[u8]| rows.iter().filter(|key| key.starts_with(prefix)).count();
+        assert_eq!(count(b"begun/"), 0);
+        assert_eq!(count(b"holders/") == 0, parts == 0);
+        assert_eq!(count(b"in-parts/") == 0, parts == 0);
+        self.try_open().unwrap();
+        parts
     }
 }
 
@@ -116,6 +148,55 @@ pub fn append(queue: u32, positions: Range<u64>) -> Write {
         queue,
         first: positions.start,
         block: block(positions),
+    }
+}
+
+/// Length of a payload in parts: two whole ones and a short one.
+pub const LARGE: usize = 2 * PART_BYTES + 1000;
+
+pub fn identity(head: MessageHead) -> Identity {
+    (head.session, head.position)
+}
+
+/// What these tests send in part `part` of a message.
+pub fn part_bytes(message: Identity, len: usize, part: u32) -> Vec<u8> {
+    let byte = message.1 as u8 ^ part as u8 ^ 0x55;
+    vec![byte; part_range(len, part).len()]
+}
+
+pub fn put_parts(store: &dyn Store, message: Identity, len: usize) {
+    for part in 0..part_count(len) {
+        let bytes = part_bytes(message, len, part);
+        store.put_part(message, part, &bytes).unwrap();
+    }
+}
+
+/// Appends a message of `len` bytes in parts as the queue's message `first`.
+pub fn append_in_parts(queue: u32, first: u64, head: MessageHead, len: usize) -> Write {
+    let mut builder = BlockBuilder::new();
+    builder.push_in_parts(head, None, len as u32);
+    Write::Append {
+        queue,
+        first,
+        block: builder.finish(),
+    }
+}
+
+pub fn assert_parts(store: &dyn Store, message: Identity, len: usize) {
+    for part in 0..part_count(len) {
+        let found = store.read_part(message, part).unwrap();
+        assert!(
+            found == part_bytes(message, len, part),
+            "{message:?}, {part}"
+        );
+    }
+    assert_no_part(store, message, part_count(len));
+}
+
+pub fn assert_no_part(store: &dyn Store, message: Identity, part: u32) {
+    match store.read_part(message, part) {
+        Err(StoreError::Corrupt(text)) => assert!(text.contains("is missing"), "{text}"),
+        other => panic!("{message:?}, {part}: {other:?}"),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::control::{
 };
 use crate::error::Error;
 use crate::lock;
-use crate::record::{Answer, Delivery, Lease, Leases, Send, submission};
+use crate::record::{Answer, Delivery, Lease, Leases, Place, Send, submission};
 use crate::settings::QueueSettings;
 use crate::wire::{self, LineBuffer};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -211,7 +211,7 @@ fn answer(stream: &UnixStream, state: &mut State, folder: &Path, request: Reques
         | Request::QueueCreate { .. }
         | Request::QueueDelete { .. }
         | Request::Stop { .. } => reply(stream, &done, &[]),
-        Request::DeadLetters { .. } | Request::Redrive { .. } => {
+        Request::DeadLetters { .. } | Request::Redrive { .. } | Request::Outbound { .. } => {
             refuse(stream, &Error::Invalid("not in this fake".to_owned()));
         }
     }
@@ -277,9 +277,11 @@ impl Peer {
         match record.kind {
             submission::SEND => {
                 let send = Send::read(record, ring).expect("a send");
-                let mut payload = vec![0; send.payload_len as usize];
-                ring.area
-                    .copy_out(send.payload_offset as usize, &mut payload);
+                let Place::Inline { offset, len } = send.place else {
+                    panic!("a chunk, which this fake does not know");
+                };
+                let mut payload = vec![0; len as usize];
+                ring.area.copy_out(offset as usize, &mut payload);
                 Seen::Send(record.position, payload)
             }
             submission::ACK => Seen::Ack(leases().1),

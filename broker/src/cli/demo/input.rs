@@ -4,7 +4,7 @@
 
 use super::message::HEAD_BYTES;
 use crate::cli::exit::{FAILED, Failure, USAGE};
-use ringmain::QueueSettings;
+use ringmain::record::INLINE_BYTES_MAX;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -52,7 +52,7 @@ impl Writer {
     }
 
     fn put(&mut self, text: &[u8]) -> Result<(), Failure> {
-        let limit = QueueSettings::default().max_message_bytes as usize - HEAD_BYTES;
+        let limit = INLINE_BYTES_MAX as usize - HEAD_BYTES;
         if text.len() > limit {
             let message = format!(
                 "line {} has {} bytes, the demo takes up to {limit}",

@@ -2,8 +2,8 @@
 //! the store in memory, and a clock that stands still until it is set.
 
 use crate::hub::{
-    Close, Delivery, Finished, FrozenRound, History, Hub, HubLimits, LeaseEntry, LeaseRow,
-    LeaseState, Payload, Port, RestoredSession, SessionSlot, Source,
+    Close, Delivery, Fill, Finished, FrozenRound, History, Hub, HubLimits, LeaseEntry, LeaseRow,
+    LeaseState, Payload, Port, RestoredSession, SessionSlot, Shown, Source,
 };
 use crate::store::block::{Block, BlockBuilder};
 use crate::store::model::ModelStore;
@@ -11,12 +11,18 @@ use crate::store::{Batch, QueueNumber, Store, Write};
 use ringmain::QueueSettings;
 use ringmain::control::Purpose;
 use ringmain::record::{self, Answer};
+use ringmain_ring::layout::Geometry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// How long a lease lasts in these tests.
 pub const LEASE_NS: u64 = 100_000_000;
 pub const LINGER: Close = Close::Due {
     linger_ns: 2_000_000,
+};
+const RINGS: Geometry = Geometry {
+    submission_bytes: 4096,
+    delivery_bytes: 4096,
+    answer_bytes: 4096,
 };
 /// Bytes that every record takes here.
 const RECORD_BYTES: u64 = 64;
@@ -78,6 +84,7 @@ impl Port for Ports {
         let text = match delivery.payload {
             Payload::Ring { slot, offset, .. } => self.texts[&(slot, offset)].clone(),
             Payload::Block(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
+            Payload::Chunk { .. } | Payload::Filled => panic!("there are no chunks here"),
         };
         let next = self.next.entry(delivery.to).or_insert(0);
         let position = *next;
@@ -100,6 +107,7 @@ impl Port for Ports {
             holder: delivery.holder,
             delivery_position: position,
             deadline_ns: delivery.deadline_ns,
+            shown: delivery.shown,
         };
         let before = self.rows.insert(delivery.entry, row);
         assert!(
@@ -131,6 +139,26 @@ impl Port for Ports {
             .get_mut(&entry)
             .expect("a row in use")
             .queue_position = queue_position;
+    }
+
+    fn lease_unshown(&mut self, entry: LeaseEntry) {
+        self.rows.get_mut(&entry).expect("a row in use").shown = Shown::No;
+    }
+
+    fn can_read(&mut self, _: SessionSlot, _: SessionSlot, _: u32) -> bool {
+        true
+    }
+
+    fn grow_inbound(&mut self, _: SessionSlot, _: u32) -> Option<u32> {
+        None
+    }
+
+    fn fill(&mut self, fill: Fill) {
+        panic!("there are no chunks here: {fill:?}");
+    }
+
+    fn return_chunk(&mut self, slot: SessionSlot, at: record::Chunk, _: u64) {
+        panic!("there are no chunks here: {slot} {at:?}");
     }
 
     fn grow_leases(&mut self) -> Option<u32> {
@@ -232,6 +260,7 @@ impl Bench {
     pub fn create(&mut self, name: &str) {
         let settings = QueueSettings {
             visibility_timeout_ms: LEASE_NS / 1_000_000,
+            max_message_bytes: 15 * 1024,
             ..QueueSettings::default()
         };
         assert!(self.hub.create_queue(name, settings, 1, 1).is_none());
@@ -241,7 +270,7 @@ impl Bench {
     pub fn open(&mut self) -> SessionSlot {
         let number = self.next_session;
         self.next_session += 1;
-        let slot = self.hub.open_session(number, 4096);
+        let slot = self.hub.open_session(number, RINGS);
         let client = Client {
             number,
             ..Client::default()
@@ -288,8 +317,10 @@ impl Bench {
                 let send = record::Send {
                     attachment: *attachment,
                     sent_at_ms: 7,
-                    payload_offset: offset,
-                    payload_len: text.len() as u32,
+                    place: record::Place::Inline {
+                        offset,
+                        len: text.len() as u32,
+                    },
                 };
                 hub.send(slot, position, &send, port).unwrap();
             }
@@ -336,6 +367,7 @@ impl Bench {
 
     pub fn end(&mut self, slot: SessionSlot) {
         self.hub.end_session(slot, &mut self.port);
+        self.hub.reader_gone(slot, &mut self.port);
         self.hub.check();
     }
 
@@ -405,9 +437,11 @@ impl Bench {
         for (index, append) in frozen.appends.iter().enumerate() {
             let mut builder = BlockBuilder::new();
             for message in &append.messages {
-                let Source::Ring { slot, offset } = message.source;
+                let Source::Ring { slot, offset } = message.source else {
+                    panic!("there are no chunks here: {message:?}");
+                };
                 let text = &self.port.texts[&(slot, offset)];
-                builder.push_with(message.head, text.len(), |bytes| {
+                builder.push_with(message.head, None, text.len(), |bytes| {
                     bytes.copy_from_slice(text.as_bytes())
                 });
             }
@@ -507,7 +541,9 @@ impl Bench {
         for (before, client) in old {
             let slot = self.hub.restore_session(&RestoredSession {
                 number: client.number,
-                ring_bytes: 4096,
+                rings: RINGS,
+                outbound_bytes: 0,
+                inbound: Vec::new(),
                 committed: client.committed,
                 answer_tail: client.answer_tail,
                 attachments: client.attachments.clone(),

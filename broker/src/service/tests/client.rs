@@ -2,7 +2,7 @@
 
 use crate::control::{ConnId, Peer};
 use ringmain::control::Purpose;
-use ringmain::record::{self, Answer, Delivery, Lease};
+use ringmain::record::{self, Answer, Delivered, Delivery, Lease};
 use ringmain_ring::Ordering;
 use ringmain_ring::record_ring::{Reader, Writer};
 use ringmain_ring::session::SessionMap;
@@ -161,7 +161,10 @@ impl Client {
         let ring = self.map.delivery();
         let mut found = Vec::new();
         while let Some(record) = self.deliveries.next(ring).unwrap() {
-            let (delivery, offset, len) = Delivery::read(&record, ring).unwrap();
+            let (delivery, place) = Delivery::read(&record, ring).unwrap();
+            let Delivered::Inline { offset, len } = place else {
+                panic!("a chunk, which this client does not know");
+            };
             let mut payload = vec![0; len];
             ring.area.copy_out(offset, &mut payload);
             self.inbox.push_back((record.position, record.end()));

@@ -124,7 +124,7 @@ fn ask(world: &mut World, peer: Peer) -> (ConnId, Option<ErrorCode>) {
 fn code(reply: (Reply, Vec<std::os::fd::OwnedFd>)) -> ErrorCode {
     match reply.0 {
         Reply::Error(error) => error.code,
-        Reply::Ok(value) => panic!("an answer before its time: {value}"),
+        other => panic!("an answer before its time: {other:?}"),
     }
 }
 

@@ -155,6 +155,7 @@ impl World {
                         .push_back((reply, fds));
                 }
                 Outward::Close(conn) => gone.push(conn),
+                Outward::Tell(..) => {}
                 Outward::Watch(..) | Outward::Unwatch(_) | Outward::Register(_) => {}
                 Outward::Unregister(_) => {}
             }
@@ -312,6 +313,10 @@ impl World {
             shm_dir: self.dir.path().to_owned(),
             instance: 7,
             sessions_max: 64,
+            payload_limits: crate::service::payloads::PayloadLimits {
+                session_bytes: 64 << 20,
+                total_bytes: 256 << 20,
+            },
         };
         let limits = HubLimits {
             cache_bytes: self.cache_bytes,
@@ -1183,6 +1188,7 @@ fn name(job: &Job) -> String {
     match job {
         Job::Commit(job) => format!("commit of round {}", job.round),
         Job::Read { queue, from } => format!("read of {queue} from {from}"),
+        Job::Fill(job) => format!("fill {}", job.ticket),
         Job::Sync => "sync".to_owned(),
     }
 }

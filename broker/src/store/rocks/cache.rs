@@ -3,6 +3,7 @@
 
 use super::super::QueueNumber;
 use super::marks::Marks;
+use super::parts::InParts;
 use std::collections::BTreeMap;
 
 /// Bytes that one of the two generations may take.
@@ -21,6 +22,8 @@ pub(super) struct Known {
     pub(super) marks: Marks,
     /// Whether its marks are stored, so that they must be deleted with it.
     pub(super) has_row: bool,
+    /// Its one message, if that is in parts. Boxed: few blocks have any.
+    pub(super) in_parts: Option<Box<InParts>>,
 }
 
 impl Known {
@@ -30,7 +33,8 @@ impl Known {
     }
 
     fn memory_bytes(&self) -> usize {
-        ENTRY_BYTES + self.marks.memory_bytes()
+        let in_parts = self.in_parts.as_ref().map_or(0, |_| size_of::<InParts>());
+        ENTRY_BYTES + self.marks.memory_bytes() + in_parts
     }
 }
 
@@ -88,6 +92,7 @@ mod tests {
             bytes: 1000,
             marks: Marks::default(),
             has_row: false,
+            in_parts: None,
         }
     }
 

@@ -1,6 +1,8 @@
 //! RocksDB: how it is set up, opened, written and read. What the rows mean is
 //! not known here.
 
+use super::super::block::PART_BYTES;
+use super::super::parts::Identity;
 use super::super::{QueueNumber, StoreError};
 use super::{FORMAT, keys, mark};
 use rocksdb::{
@@ -15,6 +17,8 @@ use std::path::{Path, PathBuf};
 const ROWS: &str = "default";
 const BLOCKS: &str = "blocks";
 const MARKS: &str = "marks";
+const PARTS: &str = "parts";
+const FAMILIES: [&str; 4] = [ROWS, BLOCKS, MARKS, PARTS];
 
 /// Blocks are collected in memory, beside the log, up to this many bytes, and
 /// then written out as a table. Commits wait once so many are unwritten.
@@ -22,6 +26,14 @@ const BLOCKS_MEMORY: usize = 64 << 20;
 const BLOCKS_MEMORIES_MAX: i32 = 4;
 const MARKS_MEMORY: usize = 16 << 20;
 const ROWS_MEMORY: usize = 4 << 20;
+/// Parts go to the disk soon: nothing is won by keeping them together.
+const PARTS_MEMORY: usize = 16 << 20;
+const PARTS_MEMORIES_MAX: i32 = 3;
+/// A file of parts is given back when the last of them is deleted, so it holds
+/// few.
+const PARTS_FILE_BYTES: u64 = 4 * PART_BYTES as u64;
+/// Shorter parts, the ends of payloads, lie beside their keys.
+const PARTS_BLOB_BYTES_MIN: u64 = 4 << 10;
 /// The log is read whole when the store is opened, so it bounds how long that
 /// takes.
 const LOG_BYTES_MAX: u64 = 256 << 20;
@@ -87,6 +99,7 @@ impl Engine {
             ColumnFamilyDescriptor::new(ROWS, cached(rows_options(), &cache)),
             ColumnFamilyDescriptor::new(BLOCKS, cached(blocks_options(), &cache)),
             ColumnFamilyDescriptor::new(MARKS, cached(marks_options(), &cache)),
+            ColumnFamilyDescriptor::new(PARTS, cached(parts_options(), &cache)),
         ];
         let db = DB::open_cf_descriptors(&database_options(), &path, families)
             .map_err(|error| rocks_error(&path, &error))?;
@@ -99,7 +112,7 @@ impl Engine {
             changes.put_row(keys::META_FORMAT, &FORMAT.to_le_bytes());
             engine.write(changes)?;
         }
-        for family in [ROWS, BLOCKS, MARKS] {
+        for family in FAMILIES {
             engine.named(engine.db.flush_cf(engine.family(family)))?;
         }
         engine.sync()?;
@@ -126,9 +139,18 @@ impl Engine {
 
     /// Starts writing out the blocks, and above all the tombstones, in memory.
     pub(super) fn flush_blocks(&self) -> Result<(), StoreError> {
+        self.flush(BLOCKS)
+    }
+
+    /// The same for the parts.
+    pub(super) fn flush_parts(&self) -> Result<(), StoreError> {
+        self.flush(PARTS)
+    }
+
+    fn flush(&self, family: &str) -> Result<(), StoreError> {
         let mut options = FlushOptions::default();
         options.set_wait(false);
-        self.named(self.db.flush_cf_opt(self.family(BLOCKS), &options))
+        self.named(self.db.flush_cf_opt(self.family(family), &options))
     }
 
     /// Gives back the files that hold nothing but blocks of a deleted queue,
@@ -147,7 +169,7 @@ impl Engine {
     /// Bytes that were written to the log only.
     pub(super) fn memory_bytes(&self) -> Result<u64, StoreError> {
         let mut bytes = 0;
-        for family in [ROWS, BLOCKS, MARKS] {
+        for family in FAMILIES {
             let family = self.family(family);
             let name = properties::CUR_SIZE_ALL_MEM_TABLES;
             bytes += self
@@ -189,6 +211,14 @@ impl Engine {
             self.db
                 .get_pinned_cf_opt(self.family(MARKS), key, &reading(snapshot)),
         )
+    }
+
+    /// A part as it was put.
+    pub(super) fn part(
+        &self,
+        key: [u8; 20],
+    ) -> Result<Option<impl Deref<Target = [u8]>>, StoreError> {
+        self.named(self.db.get_pinned_cf(self.family(PARTS), key))
     }
 
     /// All small rows whose key begins so.
@@ -262,6 +292,22 @@ impl Changes<'_> {
             let family = self.engine.family(family);
             self.batch.delete_range_cf(family, &start[..], &end[..]);
         }
+    }
+
+    pub(super) fn put_part(&mut self, key: [u8; 20], part: &[u8]) {
+        self.batch.put_cf(self.engine.family(PARTS), key, part);
+    }
+
+    pub(super) fn delete_part(&mut self, key: [u8; 20]) {
+        self.batch.delete_cf(self.engine.family(PARTS), key);
+    }
+
+    /// Deletes the parts of a message of which it is not known how many there
+    /// are. Reads are slower for each such range until it is compacted.
+    pub(super) fn delete_all_parts(&mut self, message: Identity) {
+        let (start, end) = (keys::part_key(message, 0), keys::parts_end(message));
+        let family = self.engine.family(PARTS);
+        self.batch.delete_range_cf(family, &start[..], &end[..]);
     }
 
     pub(super) fn put_row(&mut self, key: &[u8], value: &[u8]) {
@@ -344,6 +390,22 @@ fn blocks_options() -> Options {
 fn marks_options() -> Options {
     let mut options = family_options(MARKS_MEMORY);
     options.add_compact_on_deletion_collector_factory(0, 0, 0.5);
+    options
+}
+
+fn parts_options() -> Options {
+    let mut options = family_options(PARTS_MEMORY);
+    options.set_max_write_buffer_number(PARTS_MEMORIES_MAX);
+    options.add_compact_on_deletion_collector_factory(0, 0, 0.5);
+    options.set_enable_blob_files(true);
+    options.set_min_blob_size(PARTS_BLOB_BYTES_MIN);
+    options.set_blob_file_size(PARTS_FILE_BYTES);
+    options.set_blob_compression_type(DBCompressionType::None);
+    // RocksDB's collection copies what lives in the oldest files each time that
+    // it compacts their keys. The keys of a whole backlog of parts lie in one
+    // table, so each compaction would copy a share of the backlog. Small files,
+    // which go when nothing in them lives, need no collection.
+    options.set_enable_blob_gc(false);
     options
 }
 

@@ -6,6 +6,7 @@ use super::super::block::Block;
 use super::super::{QueueNumber, QueueRow, StoreError, Write};
 use super::cache::{Cache, Known};
 use super::engine::{Changes, Engine};
+use super::parts::{Begun, Holding, InParts};
 use super::view::{Cursor, QueueView, View};
 use super::walk::Walk;
 use super::{keys, lock};
@@ -18,12 +19,18 @@ pub(super) struct Plan<'a> {
     queues: BTreeMap<QueueNumber, Touched>,
     next_queue: Option<QueueNumber>,
     next_session: Option<u64>,
+    begun: &'a mut Begun,
+    holding: Holding,
+    /// Bytes of the parts that it deletes.
+    dead_part_bytes: u64,
 }
 
 /// What a published round has done.
 pub(super) struct Published {
     /// Bytes of the blocks that it deleted.
     pub(super) dead_bytes: u64,
+    /// Bytes of the parts that it deleted.
+    pub(super) dead_part_bytes: u64,
 }
 
 /// Where committed state comes from.
@@ -69,7 +76,12 @@ enum Located {
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(engine: &'a Engine, view: &'a Mutex<View>, cache: &'a mut Cache) -> Plan<'a> {
+    pub(super) fn new(
+        engine: &'a Engine,
+        view: &'a Mutex<View>,
+        cache: &'a mut Cache,
+        begun: &'a mut Begun,
+    ) -> Plan<'a> {
         Plan {
             source: Source {
                 engine,
@@ -79,6 +91,9 @@ impl<'a> Plan<'a> {
             queues: BTreeMap::new(),
             next_queue: None,
             next_session: None,
+            begun,
+            holding: Holding::default(),
+            dead_part_bytes: 0,
         }
     }
 
@@ -89,14 +104,20 @@ impl<'a> Plan<'a> {
                 queue,
                 first,
                 block,
-            } => match self.touch(queue) {
-                Some((touched, _)) if touched.cursor.next == first => touched.append(block),
-                _ => {
-                    return Err(refused(&format!(
-                        "queue {queue} takes no message at {first}"
-                    )));
+            } => {
+                if let Some(message) = InParts::of(&block) {
+                    let engine = self.source.engine;
+                    self.holding.append(engine, self.begun, message)?;
                 }
-            },
+                match self.touch(queue) {
+                    Some((touched, _)) if touched.cursor.next == first => touched.append(block),
+                    _ => {
+                        return Err(refused(&format!(
+                            "queue {queue} takes no message at {first}"
+                        )));
+                    }
+                }
+            }
             Write::Settle { queue, positions } => {
                 if let Some((touched, source)) = self.touch(queue) {
                     touched.settle(source, positions)?;
@@ -169,9 +190,12 @@ impl<'a> Plan<'a> {
         }
         let new_bytes = self.queues.values().map(Touched::new_bytes).sum();
         let mut changes = self.source.engine.changes(new_bytes);
+        let engine = self.source.engine;
         for touched in self.queues.values() {
             touched.encode(&mut changes);
+            touched.encode_holding(engine, &mut changes, &mut self.holding)?;
         }
+        self.dead_part_bytes = self.holding.encode(engine, self.begun, &mut changes)?;
         if let Some(number) = self.next_queue {
             changes.put_row(keys::META_QUEUES, &number.to_le_bytes());
         }
@@ -185,6 +209,7 @@ impl<'a> Plan<'a> {
     /// Lets everybody see the changes, once they are written.
     pub(super) fn publish(self, engine: &Engine) -> Published {
         let mut dead_bytes = 0;
+        self.holding.publish(self.begun);
         let mut view = lock(self.source.view);
         view.next_queue = self.next_queue.unwrap_or(view.next_queue);
         view.next_session = self.next_session.unwrap_or(view.next_session);
@@ -201,7 +226,10 @@ impl<'a> Plan<'a> {
         for queue in deleted {
             engine.drop_files(queue);
         }
-        Published { dead_bytes }
+        Published {
+            dead_bytes,
+            dead_part_bytes: self.dead_part_bytes,
+        }
     }
 }
 
@@ -244,6 +272,7 @@ impl Touched {
             bytes: block.as_bytes().len(),
             marks: Default::default(),
             has_row: false,
+            in_parts: InParts::of(&block).map(Box::new),
         };
         let touched = TouchedBlock {
             known,
@@ -411,6 +440,32 @@ impl Touched {
         for (&first, block) in &self.blocks {
             block.encode(keys::block_key(self.queue, first), changes);
         }
+    }
+
+    /// Its messages in parts that come and go.
+    fn encode_holding(
+        &self,
+        engine: &Engine,
+        changes: &mut Changes<'_>,
+        holding: &mut Holding,
+    ) -> Result<(), StoreError> {
+        if self.deleted {
+            return match self.before {
+                Some(_) => holding.release_all(engine, changes, self.queue),
+                None => Ok(()),
+            };
+        }
+        for (&first, block) in &self.blocks {
+            let Some(message) = block.known.in_parts.as_deref().copied() else {
+                continue;
+            };
+            match (&block.new, block.known.is_dead()) {
+                (Some(_), false) => holding.hold(changes, self.queue, first, message),
+                (None, true) => holding.release(changes, self.queue, first, message),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Returns the bytes of the blocks that are dead now.

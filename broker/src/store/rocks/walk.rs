@@ -5,6 +5,7 @@ use super::super::{LoadedBlock, QueueNumber, StoreError};
 use super::cache::Known;
 use super::engine::{Blocks, Engine, Snapshot};
 use super::marks::Marks;
+use super::parts::InParts;
 use super::view::View;
 use super::{keys, lock};
 use bytes::Bytes;
@@ -92,11 +93,7 @@ impl<'a> Walk<'a> {
 
     /// The block that it stands on, with its marks.
     pub(super) fn load(&self, found: Found) -> Result<LoadedBlock, StoreError> {
-        let Some((_, value)) = self.blocks.item() else {
-            return Err(self.damaged(found.first, "it is gone"));
-        };
-        let block = Block::decode(Bytes::copy_from_slice(value))
-            .map_err(|error| self.damaged(found.first, &error.to_string()))?;
+        let block = self.decode(found)?;
         let (settled, attempts) = self.marks(found)?.unwrap_or_default().into_parts();
         Ok(LoadedBlock {
             first: found.first,
@@ -109,12 +106,26 @@ impl<'a> Walk<'a> {
     /// What settling must know of the block that it stands on.
     pub(super) fn know(&self, found: Found) -> Result<Known, StoreError> {
         let marks = self.marks(found)?;
+        // All others have either payload or company, and need not be decoded.
+        let in_parts = match (found.count, found.payload) {
+            (1, 0) => InParts::of(&self.decode(found)?),
+            _ => None,
+        };
         Ok(Known {
+            in_parts: in_parts.map(Box::new),
             count: found.count,
             bytes: self.blocks.item().map_or(0, |(_, value)| value.len()),
             has_row: marks.is_some(),
             marks: marks.unwrap_or_default(),
         })
+    }
+
+    fn decode(&self, found: Found) -> Result<Block, StoreError> {
+        let Some((_, value)) = self.blocks.item() else {
+            return Err(self.damaged(found.first, "it is gone"));
+        };
+        Block::decode(Bytes::copy_from_slice(value))
+            .map_err(|error| self.damaged(found.first, &error.to_string()))
     }
 
     /// The block that `blocks` stands on, if it does.
