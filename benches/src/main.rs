@@ -13,6 +13,7 @@
 
 mod broker;
 mod measure;
+mod payloads;
 mod roles;
 mod stats;
 
@@ -40,6 +41,10 @@ enum Command {
     Confirm(measure::Confirm),
     /// Filling a queue that nobody reads, and draining it
     Backlog(measure::Backlog),
+    /// Large payloads through loans, from process to process
+    Payloads(payloads::Payloads),
+    /// One very large message through a backlog and a restart of the broker
+    Large(payloads::Large),
     /// One process of a measurement
     #[command(hide = true)]
     Role(roles::Role),
@@ -55,6 +60,8 @@ fn main() -> Outcome {
         Command::RoundTrip(measure) => measure.run(),
         Command::Confirm(measure) => measure.run(),
         Command::Backlog(measure) => measure.run(),
+        Command::Payloads(measure) => measure.run(),
+        Command::Large(measure) => measure.run(),
         Command::Role(role) => role.run(),
     }
 }

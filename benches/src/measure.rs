@@ -4,7 +4,7 @@
 use crate::Outcome;
 use crate::broker::Broker;
 use crate::roles::{Kind, Process, Role};
-use crate::stats::{cpu_seconds, now_ns, spread, tail_us};
+use crate::stats::{cpu_seconds, memory_mib, now_ns, spread, tail_us};
 use clap::Args;
 use ringmain::QueueSettings;
 
@@ -14,10 +14,12 @@ pub fn all() -> Outcome {
     Latency::default().run()?;
     RoundTrip::default().run()?;
     Confirm::default().run()?;
-    Backlog::default().run()
+    Backlog::default().run()?;
+    crate::payloads::Payloads::default().run()?;
+    crate::payloads::Large::default().run()
 }
 
-fn role(broker: &Broker, kind: Kind) -> Role {
+pub fn role(broker: &Broker, kind: Kind) -> Role {
     Role {
         kind,
         socket: broker.socket(),
@@ -29,10 +31,12 @@ fn role(broker: &Broker, kind: Kind) -> Role {
         spin: false,
         confirm: "accepted".to_owned(),
         times: false,
+        loan: false,
+        touch: false,
     }
 }
 
-fn broker_with_queue(size: usize) -> Result<Broker, Box<dyn std::error::Error>> {
+pub fn broker_with_queue(size: usize) -> Result<Broker, Box<dyn std::error::Error>> {
     let broker = Broker::start()?;
     let mut settings = QueueSettings::default();
     settings.max_message_bytes = settings.max_message_bytes.max(size as u32);
@@ -43,7 +47,7 @@ fn broker_with_queue(size: usize) -> Result<Broker, Box<dyn std::error::Error>> 
 }
 
 /// Waits until a queue holds nothing, then has its consumers stop.
-fn stop_when_empty(broker: &Broker, consumers: &mut [Process]) -> Outcome {
+pub fn stop_when_empty(broker: &Broker, consumers: &mut [Process]) -> Outcome {
     let client = broker.client()?;
     while client.queue("bench")?.messages > 0 {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -438,7 +442,7 @@ impl Backlog {
         let filled = rate(report.count, report.end_ns - start);
         println!(
             "| fill, stored, 256 a flush | {filled:.2} | {} |",
-            memory_mib(broker.pid())
+            memory_mib(broker.pid(), "VmRSS:")
         );
         let consume = role(&broker, Kind::Consume);
         let mut receiver = Role {
@@ -453,7 +457,7 @@ impl Backlog {
         println!(
             "| drain, batches of 32 | {:.2} | {} |",
             rate(report.count, report.end_ns - start),
-            memory_mib(broker.pid())
+            memory_mib(broker.pid(), "VmRSS:")
         );
         let mut before = start;
         for (tenth, &at) in report.times_ns.iter().enumerate() {
@@ -466,11 +470,4 @@ impl Backlog {
         }
         Ok(())
     }
-}
-
-fn memory_mib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) / 1024
 }

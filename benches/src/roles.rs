@@ -48,6 +48,12 @@ pub struct Role {
     /// Keep how long each message, or each call, took
     #[arg(long)]
     pub times: bool,
+    /// Send loans
+    #[arg(long)]
+    pub loan: bool,
+    /// Fill each loan from memory of one's own, and read every byte that comes
+    #[arg(long)]
+    pub touch: bool,
 }
 
 /// What a process reports: when its work ended, how many messages it handled,
@@ -80,7 +86,9 @@ impl Role {
         }
         command
             .args(self.spin.then_some("--spin"))
-            .args(self.times.then_some("--times"));
+            .args(self.times.then_some("--times"))
+            .args(self.loan.then_some("--loan"))
+            .args(self.touch.then_some("--touch"));
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -158,6 +166,14 @@ impl Role {
     }
 
     fn send(&self, producer: &Producer, payload: &[u8], confirm: Confirm) -> ringmain::Result<u64> {
+        if self.loan {
+            let mut loan = producer.loan(payload.len())?;
+            if self.touch {
+                loan.copy_from_slice(payload);
+            }
+            loan.send()?;
+            return Ok(1);
+        }
         if self.batch == 1 {
             producer.send(payload)?;
             return Ok(1);
@@ -182,6 +198,9 @@ impl Role {
             report.end_ns = now_ns();
             for message in &messages {
                 report.count += 1;
+                if self.touch {
+                    std::hint::black_box(sum_of(message.payload()));
+                }
                 if let (true, Some(stamp)) = (self.times, message.payload().first_chunk()) {
                     report
                         .times_ns
@@ -255,6 +274,12 @@ impl Role {
             std::hint::spin_loop();
         }
     }
+}
+
+/// Something for which every byte must be read.
+fn sum_of(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(8).filter_map(|word| word.first_chunk());
+    words.fold(0, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)))
 }
 
 fn wait_for_go() -> std::io::Result<()> {

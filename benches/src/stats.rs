@@ -52,3 +52,12 @@ pub fn cpu_seconds(pid: u32) -> f64 {
     // The unit of these fields is 1/100 s on every Linux that we know of.
     ticks as f64 / 100.0
 }
+
+/// Memory of a process in MiB, by the name of a line in its `status`: `VmRSS:` now,
+/// `VmHWM:` at most so far.
+pub fn memory_mib(pid: u32, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|found| found.strip_prefix(line));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
+}

@@ -750,7 +750,7 @@ fn requests_that_make_no_sense_are_refused_and_the_connection_goes_on() {
     let witness = Witness::of(&broker);
     let mut raw = Raw::greeted(&broker);
     let open = |submission: u64, delivery: u64, answer: u64| {
-        json!({"op": "open", "layout": 1, "rings": {"submission_bytes": submission,
+        json!({"op": "open", "layout": ringmain_ring::layout::LAYOUT_VERSION, "rings": {"submission_bytes": submission,
             "delivery_bytes": delivery, "answer_bytes": answer}})
     };
     let attach = |queue: &str, purpose: &str, window: u64| json!({"op": "attach", "queue": queue, "purpose": purpose, "window": window});

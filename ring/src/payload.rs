@@ -149,19 +149,6 @@ impl PayloadMap {
         unit < self.units && len as u64 <= room
     }
 
-    /// Copies bytes into a chunk at this unit, `offset` bytes from its beginning.
-    /// For the broker, into an inbound segment that it alone writes.
-    ///
-    /// # Panics
-    ///
-    /// If the bytes would not lie within the segment.
-    pub fn copy_in(&self, unit: u32, offset: usize, bytes: &[u8]) {
-        let start = self.chunk(unit, offset + bytes.len());
-        // SAFETY: in bounds by `chunk`, which has checked the end of the copy;
-        // private memory and a mapping never overlap.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset), bytes.len()) }
-    }
-
     /// The bytes of a chunk, to be read in place; `None` if they are not all
     /// within the segment.
     ///

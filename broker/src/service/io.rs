@@ -227,8 +227,11 @@ impl Io {
         };
         let len = delivery.len;
         let chunk = Chunk { segment, unit, len };
-        if flag == record::delivery::INBOUND {
-            self.copy_payload(delivery, chunk);
+        if flag == record::delivery::INBOUND
+            && let Err(error) = self.copy_payload(delivery, chunk)
+        {
+            self.break_session(delivery.to, format!("its payload segment: {error}"));
+            return Ok(Err(Full));
         }
         let Some(session) = self.sessions[delivery.to as usize].as_mut() else {
             return Ok(Err(Full));
@@ -237,9 +240,9 @@ impl Io {
         head.write_chunk(&mut session.delivery, map.delivery(), flag, chunk)
     }
 
-    fn copy_payload(&mut self, delivery: &Delivery<'_>, into: Chunk) {
+    fn copy_payload(&mut self, delivery: &Delivery<'_>, into: Chunk) -> std::io::Result<()> {
         if delivery.payload == Payload::Filled {
-            return;
+            return Ok(());
         }
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
@@ -270,10 +273,9 @@ impl Io {
         let consumer = self.session(delivery.to);
         let target =
             consumer.and_then(|consumer| consumer.payloads.inbound.get(into.segment as usize));
-        if let Some(map) = target {
-            map.copy_in(into.unit, 0, bytes);
-        }
+        let written = target.map_or(Ok(()), |file| file.write(into, 0, bytes));
         self.buffer = buffer;
+        written
     }
 }
 

@@ -9,9 +9,7 @@ use crate::ledger::{Direction, LedgerError, SEGMENTS_MAX, SessionLedger, place_t
 use ringmain::Error;
 use ringmain::control::{Notice, PayloadSegment};
 use ringmain::record::Chunk;
-use ringmain_ring::payload::{
-    ChunkWords, PayloadMap, UNIT_BYTES, segment_bytes, unit_offset, units_for,
-};
+use ringmain_ring::payload::{ChunkWords, UNIT_BYTES, segment_bytes, unit_offset, units_for};
 use ringmain_ring::segment::{self, SegmentError};
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -85,6 +83,23 @@ impl OutboundFile {
     }
 }
 
+/// An inbound segment, written by the descriptor: a mapping of it would only count
+/// as this process's memory.
+#[derive(Debug)]
+pub(super) struct InboundFile {
+    file: File,
+    units: u32,
+}
+
+impl InboundFile {
+    /// Writes a part of a chunk, from `offset` bytes within it. The memory was
+    /// reserved when the segment was made, and its client can only read.
+    pub fn write(&self, into: Chunk, offset: usize, bytes: &[u8]) -> std::io::Result<()> {
+        let start = unit_offset(self.units, into.unit) + offset as u64;
+        self.file.write_all_at(bytes, start)
+    }
+}
+
 /// Where a payload segment of a session lies.
 fn path_of(dir: &Path, session: u64, direction: Direction, segment: usize) -> PathBuf {
     match direction {
@@ -110,7 +125,7 @@ pub(super) fn remove_segments(dir: &Path, session: u64) {
 #[derive(Debug, Default)]
 pub(super) struct Payloads {
     pub outbound: Vec<Arc<OutboundFile>>,
-    pub inbound: Vec<Arc<PayloadMap>>,
+    pub inbound: Vec<Arc<InboundFile>>,
     /// Outbound segments of others that its client was told of: session, segment.
     announced: Vec<(u64, u32)>,
 }
@@ -139,8 +154,7 @@ impl Payloads {
         for (segment, units) in ledger.segments(Direction::Inbound)?.into_iter().enumerate() {
             let path = path_of(dir, session, Direction::Inbound, segment);
             let file = reopen(&path, units, &mut damage)?;
-            let map = PayloadMap::new(&file, &path, units)?;
-            payloads.inbound.push(Arc::new(map));
+            payloads.inbound.push(Arc::new(InboundFile { file, units }));
         }
         Ok((payloads, damage))
     }
@@ -153,7 +167,7 @@ impl Payloads {
                 .iter()
                 .map(|s| segment_bytes(s.words.units()))
                 .sum(),
-            Direction::Inbound => self.inbound.iter().map(|s| segment_bytes(s.units())).sum(),
+            Direction::Inbound => self.inbound.iter().map(|s| segment_bytes(s.units)).sum(),
         }
     }
 
@@ -166,7 +180,7 @@ impl Payloads {
 
     /// Units of the inbound segments, by number.
     pub fn inbound_units(&self) -> Vec<u32> {
-        self.inbound.iter().map(|map| map.units()).collect()
+        self.inbound.iter().map(|segment| segment.units).collect()
     }
 }
 
@@ -216,10 +230,10 @@ impl Io {
         let (made, path) = self.make_segment(slot, Direction::Inbound, u64::from(len))?;
         let file = OpenOptions::new().read(true).write(true).open(&path);
         let file = file.map_err(|e| cannot_open(&path, e))?;
-        let map = PayloadMap::new(&file, &path, made.units)?;
+        let units = made.units;
         let descriptor = File::open(&path).map_err(|e| cannot_open(&path, e))?;
         self.note_segment(slot, Direction::Inbound, made, |payloads| {
-            payloads.inbound.push(Arc::new(map));
+            payloads.inbound.push(Arc::new(InboundFile { file, units }));
         });
         self.tell(slot, Notice::Inbound(made), Some(descriptor.into()));
         Ok(made.units)

@@ -3,13 +3,12 @@
 //! Three threads, so that a sync delays no commit and neither delays a read. A
 //! job that fails ends the service: the handle is dropped and opened anew.
 
-use super::payloads::OutboundFile;
+use super::payloads::{InboundFile, OutboundFile};
 use crate::hub::{Append, FrozenMessage, FrozenRound, SessionSlot, Source};
 use crate::store::block::{Block, BlockBuilder, PART_BYTES};
 use crate::store::{Batch, LoadedBlock, QueueNumber, Store, StoreError, Write};
 use crate::wake::Wake;
 use ringmain::record::Chunk;
-use ringmain_ring::payload::PayloadMap;
 use ringmain_ring::session::SessionMap;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -36,7 +35,7 @@ pub(super) struct FillJob {
     pub message: (u64, u64),
     /// The chunk that has the payload; `None`: it is in the store in parts.
     pub from: Option<(Arc<OutboundFile>, Chunk)>,
-    pub target: Arc<PayloadMap>,
+    pub target: Arc<InboundFile>,
     pub into: Chunk,
 }
 
@@ -195,7 +194,7 @@ impl FillJob {
         for offset in (0..len).step_by(STEP) {
             let bytes = &mut buffer[..STEP.min(len - offset)];
             file.read(*at, offset, bytes);
-            self.target.copy_in(self.into.unit, offset, bytes);
+            self.write(offset, bytes)?;
         }
         Ok(())
     }
@@ -210,9 +209,14 @@ impl FillJob {
                     bytes.len()
                 )));
             }
-            self.target.copy_in(self.into.unit, offset, &bytes);
+            self.write(offset, &bytes)?;
         }
         Ok(())
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), StoreError> {
+        let written = self.target.write(self.into, offset, bytes);
+        written.map_err(|error| StoreError::Failed(format!("a payload segment: {error}")))
     }
 }
 
