@@ -31,6 +31,7 @@ Exit codes:
   6    not permitted
   7    a message was not taken: too large, full, or refused
   8    made by another version of ringmain: the message says what to do
+  123  some commands of `ringmain work` failed
   130  ended by Ctrl-C (SIGINT)
   143  ended by SIGTERM";
 

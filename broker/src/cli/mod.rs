@@ -15,6 +15,7 @@ mod stats;
 mod stop;
 mod units;
 mod version;
+mod work;
 
 use clap::{Parser, Subcommand};
 use exit::{EXIT_CODES, Failure, TIMED_OUT};
@@ -100,6 +101,7 @@ enum Command {
     Stats(stats::Args),
     Demo(demo::Args),
     Version(version::Args),
+    Work(work::Args),
     /// A process of the demo; started by it alone.
     #[command(hide = true)]
     DemoRole(demo::RoleArgs),
@@ -116,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Recv(args) => recv::run(&cli.global, args),
         Command::Stats(args) => stats::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
+        Command::Work(args) => work::run(&cli.global, args),
         Command::Version(args) => version::run(&cli.global, args),
         Command::DemoRole(args) => demo::run_role(args),
     };

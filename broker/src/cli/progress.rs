@@ -26,6 +26,17 @@ pub(super) fn bar(total: Option<u64>, what: &'static str) -> ProgressBar {
     bar
 }
 
+/// A bar of work on messages: up to `total`, with the time that is left.
+pub(super) fn bar_with_time_left(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    let template = "{bar:30} {human_pos}/{human_len} messages, {rate}, {eta} left {msg}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.with_key("rate", show_rate));
+    }
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
 fn show_rate(state: &ProgressState, output: &mut dyn Write) {
     // It has nowhere to report an error to.
     let _ = write!(output, "{}/s", show_count(state.per_sec() as u64));

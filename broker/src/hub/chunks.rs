@@ -96,11 +96,6 @@ impl Chunks {
     pub fn is_held(&self, slot: SessionSlot, segment: u32, unit: u32, position: u64) -> bool {
         self.by_place.contains_key(&(slot, segment, unit, position))
     }
-
-    #[cfg(test)]
-    pub fn count(&self) -> usize {
-        self.by_place.len()
-    }
 }
 
 /// Bytes of memory that a chunk takes.

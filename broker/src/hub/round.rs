@@ -166,7 +166,7 @@ impl Hub {
         self.dirty
             .iter()
             .filter_map(|&slot| self.sessions[slot as usize].as_ref())
-            .map(|session| session.taken_in - session.frozen)
+            .map(|session| session.taken_in - session.frozen + session.queued_bytes)
             .sum()
     }
 
