@@ -168,6 +168,13 @@ impl Message {
         self.session.nack(0, millis(delay), self.lease)
     }
 
+    /// Gives the message back to its queue, at once, as one that nobody has worked
+    /// on: does not count as an attempt. Otherwise as [`Message::ack`].
+    pub fn release(mut self) -> Result<()> {
+        self.answered = true;
+        self.session.nack(submission::NACK_UNCOUNTED, 0, self.lease)
+    }
+
     /// The message can't be processed by anybody: it moves to its queue's
     /// dead-letter queue. Otherwise as [`Message::ack`].
     pub fn reject(mut self) -> Result<()> {

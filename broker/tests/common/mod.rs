@@ -8,6 +8,7 @@
 mod audit;
 mod broker;
 mod child;
+pub mod guide;
 mod role;
 mod tally;
 

@@ -40,8 +40,9 @@ impl Runner {
                 Err(error) => Outcome::Failed(format!("an ack: {error}")),
             },
             Err(_) if self.gate.is_hurried() || self.template.broken().is_some() => {
-                // It was not the message's fault. Dropped, it goes back at once.
-                drop(message);
+                // It was not the message's fault. If this fails, its lease ends with
+                // the worker.
+                let _ = message.release();
                 Outcome::Returned
             }
             Err(reason) => Outcome::Failed(self.give_up(message, &reason)),
