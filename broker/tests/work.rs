@@ -403,6 +403,7 @@ fn a_worker_survives_its_broker() {
         wait_until("it has done some", || {
             bench.tally("done").len() >= round * 8
         });
+        bench.broker.kill();
         bench.broker.restart();
     }
     expect(0, &worker.wait_with_output().unwrap());

@@ -46,7 +46,7 @@ impl Broker {
     ///
     /// Errors: [`NotRunning`](Error::NotRunning);
     /// [`NotPermitted`](Error::NotPermitted), which comes from
-    /// [`Broker::stop`] at the latest; [`VersionMismatch`](Error::VersionMismatch)
+    /// [`Broker::stop_timeout`] at the latest; [`VersionMismatch`](Error::VersionMismatch)
     /// for another control protocol; [`TimedOut`](Error::TimedOut) if it does not
     /// answer within 30 seconds.
     pub fn at(socket: impl AsRef<Path>) -> Result<Broker> {

@@ -56,7 +56,10 @@ fn the_ring_turns_over_many_times() {
 
 #[test]
 fn one_byte_past_the_limit_is_too_large_and_writes_nothing() {
-    let (_broker, producer, mut peer) = setup();
+    let broker = FakeBroker::start();
+    crate::lock(&broker.state).settings.max_message_bytes = 15 * 1024;
+    let producer = broker.client().producer("jobs").expect("opens");
+    let mut peer = broker.newest();
     producer.send(vec![1; 15 * 1024]).expect("at the limit");
     let past = vec![1; 15 * 1024 + 1];
     assert!(matches!(
