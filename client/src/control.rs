@@ -398,6 +398,8 @@ pub struct Stats {
     pub leases_lost: u64,
     /// Messages written to the store.
     pub stored: u64,
+    /// Messages moved to a dead-letter queue.
+    pub dead: u64,
     /// Number of the last committed round.
     pub round: u64,
     /// Number of the last synced round.
@@ -427,6 +429,21 @@ pub fn check_queue_name(name: &str) -> Result<(), Error> {
     )))
 }
 
+/// The queue that takes the dead messages of the queue of this name.
+pub fn dead_letter_name(queue: &str, settings: &QueueSettings) -> String {
+    const SUFFIX: &str = ".dead";
+    if let Some(name) = &settings.dead_letter_queue {
+        return name.clone();
+    }
+    // A name that leaves no room is cut. What is left is shorter than it, so that
+    // no queue is its own dead-letter queue.
+    let mut end = queue.len();
+    if end + SUFFIX.len() > NAME_BYTES_MAX {
+        end = queue.floor_char_boundary(NAME_BYTES_MAX - 2 * SUFFIX.len());
+    }
+    format!("{}{SUFFIX}", &queue[..end])
+}
+
 /// Checks a queue's settings against their ranges.
 pub fn check_settings(settings: &QueueSettings) -> Result<(), Error> {
     const WEEK_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -435,6 +452,15 @@ pub fn check_settings(settings: &QueueSettings) -> Result<(), Error> {
             "a visibility timeout of {} ms: it must be from 100 ms to a week",
             settings.visibility_timeout_ms
         )));
+    }
+    if settings.max_attempts > ATTEMPTS_MAX {
+        return Err(Error::Invalid(format!(
+            "a maximum of {} attempts: it can be at most {ATTEMPTS_MAX}",
+            settings.max_attempts
+        )));
+    }
+    if let Some(name) = &settings.dead_letter_queue {
+        check_queue_name(name)?;
     }
     if settings.max_message_bytes > MESSAGE_BYTES_LIMIT {
         return Err(Error::Invalid(format!(

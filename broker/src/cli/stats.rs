@@ -44,6 +44,7 @@ fn show(stats: &Stats) -> String {
         ("returned", show_count(stats.returned)),
         ("leases lost", show_count(stats.leases_lost)),
         ("stored", show_count(stats.stored)),
+        ("dead", show_count(stats.dead)),
         ("round", show_count(stats.round)),
         ("synced round", show_count(stats.synced_round)),
         ("disk", disk.to_owned()),

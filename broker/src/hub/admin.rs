@@ -71,6 +71,10 @@ impl Admin {
         self.in_flight.iter().any(deletes)
     }
 
+    fn find_creation(&mut self, name: &str) -> Option<&mut Op> {
+        self.find(|change| matches!(change, Change::Create { row, .. } if row.name == name))
+    }
+
     fn find(&mut self, wanted: impl Fn(&Change) -> bool) -> Option<&mut Op> {
         let ops = self.in_flight.iter_mut().chain(&mut self.pending);
         ops.into_iter().find(|op| wanted(&op.change))
@@ -96,6 +100,11 @@ impl Hub {
         {
             return Some(Err(error));
         }
+        if settings.dead_letter_queue.as_deref() == Some(name) {
+            return Some(Err(Error::Invalid(format!(
+                "{name} can't be its own dead-letter queue"
+            ))));
+        }
         let same = |row: &QueueRow| match row.settings == settings {
             true => Ok(()),
             false => Err(Error::QueueExists(format!("{name}, with other settings"))),
@@ -103,9 +112,7 @@ impl Hub {
         if let Some(&queue) = self.by_name.get(name) {
             return Some(same(&self.queue(queue).row));
         }
-        let wanted =
-            |change: &Change| matches!(change, Change::Create { row, .. } if row.name == name);
-        if let Some(op) = self.admin.find(wanted) {
+        if let Some(op) = self.admin.find_creation(name) {
             if let Change::Create { row, .. } = &op.change
                 && let Err(error) = same(row)
             {
@@ -114,15 +121,26 @@ impl Hub {
             op.tickets.push(ticket);
             return None;
         }
-        let number = self.admin.next_queue;
-        self.admin.next_queue += 1;
         let row = QueueRow {
             name: name.to_owned(),
             settings,
             created_ms,
         };
-        self.change(Change::Create { number, row }, vec![ticket]);
+        self.add_creation(row, vec![ticket]);
         None
+    }
+
+    fn add_creation(&mut self, row: QueueRow, tickets: Vec<Ticket>) {
+        let number = self.admin.next_queue;
+        self.admin.next_queue += 1;
+        self.change(Change::Create { number, row }, tickets);
+    }
+
+    /// Makes a queue that is needed, if it is not there or being made.
+    pub(super) fn need_queue(&mut self, row: QueueRow) {
+        if self.admin.find_creation(&row.name).is_none() {
+            self.add_creation(row, Vec::new());
+        }
     }
 
     /// Deletes a queue with all its messages. Answered as
@@ -171,6 +189,7 @@ impl Hub {
                 self.settle_deleted(entry, lease, port);
             }
         }
+        self.forget_moves(index);
         let messages = &self.messages;
         self.delayed
             .retain(|delayed| messages[delayed.0.1].queue != index);
@@ -183,6 +202,7 @@ impl Hub {
         if let Some(queue) = self.queues[index as usize].take() {
             self.by_name.remove(&queue.row.name);
             self.by_number.remove(&queue.number);
+            self.abandon_redrive(queue);
         }
     }
 
@@ -290,6 +310,14 @@ impl Hub {
     pub fn queue_info(&self, name: &str) -> Result<QueueInfo, Error> {
         match self.by_name.get(name) {
             Some(&queue) => Ok(self.info(queue)),
+            None => Err(Error::NoSuchQueue(name.to_owned())),
+        }
+    }
+
+    /// The number of a queue.
+    pub fn queue_number(&self, name: &str) -> Result<QueueNumber, Error> {
+        match self.by_name.get(name) {
+            Some(&queue) => Ok(self.queue(queue).number),
             None => Err(Error::NoSuchQueue(name.to_owned())),
         }
     }

@@ -2,8 +2,10 @@
 
 use super::chunks::{Chunk, ChunkIndex};
 use super::message::{Message, MessageIndex, NONE, Place, State};
+use super::moves::Diverted;
 use super::port::{Delivery, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot, Shown};
 use super::{Attachment, Hub, Lease, Silent};
+use crate::store::block::PART_BYTES;
 use crate::store::{LoadedBlock, QueueNumber};
 use ringmain::record;
 use ringmain_ring::payload::units_for;
@@ -94,8 +96,14 @@ impl Hub {
     fn run_queue(&mut self, queue: u32, port: &mut impl Port) -> Turn {
         for _ in 0..TURN {
             let Some(message) = self.next_message(queue, port) else {
+                self.nothing_to_divert(queue);
                 return Turn::Waits;
             };
+            match self.divert(queue, message) {
+                Diverted::No => {}
+                Diverted::Yes => continue,
+                Diverted::Later => return Turn::Waits,
+            }
             let Some((slot, attachment)) = self.choose_consumer(queue) else {
                 return Turn::Waits;
             };
@@ -156,13 +164,13 @@ impl Hub {
                 }
                 chunk
             }
-            Place::Parts => NONE,
             Place::Away => return Route::Later,
         };
         let Some(into) = self.allocate_inbound(slot, len, port) else {
             return Route::Starved;
         };
-        if place == Place::Parts || (from != NONE && len > COPIED_AT_ONCE) {
+        let in_parts = len as usize > PART_BYTES && matches!(place, Place::Block { .. });
+        if in_parts || (from != NONE && len > COPIED_AT_ONCE) {
             return Route::Fill(into, from);
         }
         Route::Now(Way::Copied(into))
@@ -176,7 +184,7 @@ impl Hub {
             return None;
         }
         let away = |index: &MessageIndex| self.messages[*index].place == Place::Away;
-        let again = queue.again.first();
+        let again = queue.dying.first().or(queue.again.first());
         if again.is_some() && !again.as_ref().is_some_and(away) {
             return again;
         }
@@ -263,7 +271,7 @@ impl Hub {
                 Some(cached) => Payload::Block(cached.block.payload(index)),
                 None => return false,
             },
-            Place::Away | Place::Parts => return false,
+            Place::Away => return false,
         };
         let (shown, chunk) = match way {
             Way::Record => (Shown::No, NONE),
@@ -310,12 +318,7 @@ impl Hub {
             end_done: false,
             replayed: false,
         };
-        let list = match message.state {
-            State::Again => &mut queue.again,
-            _ => &mut queue.ready,
-        };
-        let popped = list.pop_front(&mut self.messages);
-        debug_assert_eq!(popped, Some(index));
+        self.unlist_first(index);
         self.messages[index].leases = entry;
         self.messages[index].state = State::Leased;
         self.release_block(index);
@@ -418,7 +421,7 @@ impl Hub {
             return;
         }
         let Message { state, place, .. } = self.messages[message];
-        if state == State::Again && place == Place::Away {
+        if matches!(state, State::Again | State::Dying) && place == Place::Away {
             self.set_from_block(message, block, loaded, index);
         }
     }
@@ -446,10 +449,6 @@ impl Hub {
         target.position = head.position;
         target.sent_at_ms = head.sent_at_ms;
         target.len = loaded.block.payload_len(index) as u32;
-        if loaded.block.is_in_parts(index) {
-            target.place = Place::Parts;
-            return;
-        }
         self.put_in_block(message, block, index);
     }
 
@@ -462,20 +461,21 @@ impl Hub {
         let Message { state, place, .. } = self.messages[message];
         // One that has its payload is not waiting for it. (Not to be found all
         // the same: its queue is being deleted.)
-        if state != State::Again || place != Place::Away {
+        if !matches!(state, State::Again | State::Dying) || place != Place::Away {
             return;
         }
         let queue = self.messages[message].queue;
+        let entry = self.queues[queue as usize].as_mut();
+        let Some(list) = entry.and_then(|entry| entry.list_of(state)) else {
+            return;
+        };
         let mut kept = super::List::default();
-        while let Some(other) = {
-            let entry = self.queues[queue as usize].as_mut();
-            entry.and_then(|entry| entry.again.pop_front(&mut self.messages))
-        } {
+        while let Some(other) = list.pop_front(&mut self.messages) {
             if other != message {
                 kept.push_back(&mut self.messages, other);
             }
         }
-        self.queue_mut(queue).again = kept;
+        *list = kept;
         self.messages[message].state = State::Settled;
         self.remove_if_done(message);
     }

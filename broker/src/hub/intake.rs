@@ -5,7 +5,7 @@ use super::port::{History, LeaseEntry, LeaseState, Port, SessionSlot, Shown};
 use super::{Attachment, Hub, Lease, Silent};
 use ringmain::ErrorCode;
 use ringmain::control::Purpose;
-use ringmain::record::{self, Answer};
+use ringmain::record::{self, Answer, submission};
 use std::cmp::Reverse;
 
 /// Why a session that sent this record must end: no correct client writes it.
@@ -14,6 +14,30 @@ pub enum Violation {
     /// The attachment does not exist, or is not for sending.
     #[error("a send to attachment {0}, which is not there for sending")]
     Attachment(u32),
+}
+
+/// What a nack says beside the delay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nack {
+    /// It was an attempt.
+    Counted,
+    /// The client had not handed the message out.
+    Uncounted,
+    /// The message can't be processed: it is dead.
+    Rejected,
+}
+
+impl Nack {
+    /// What the flags of a nack record say.
+    pub fn from_flags(flags: u16) -> Nack {
+        if flags & submission::NACK_REJECT != 0 {
+            Nack::Rejected
+        } else if flags & submission::NACK_UNCOUNTED != 0 {
+            Nack::Uncounted
+        } else {
+            Nack::Counted
+        }
+    }
 }
 
 impl Hub {
@@ -148,13 +172,19 @@ impl Hub {
         self.messages[index].state = state;
         let queue = self.queues[self.messages[index].queue as usize].as_mut();
         let queue = queue.expect("messages name live queues only");
-        let list = match state {
-            State::Ready => &mut queue.ready,
-            State::Later => &mut queue.later,
-            State::Again => &mut queue.again,
-            State::Leased | State::Delayed | State::Settled => return,
-        };
-        list.push_back(&mut self.messages, index);
+        if let Some(list) = queue.list_of(state) {
+            list.push_back(&mut self.messages, index);
+        }
+    }
+
+    /// Takes the first message of its list out of it.
+    #[inline]
+    pub(super) fn unlist_first(&mut self, index: MessageIndex) {
+        let Message { queue, state, .. } = self.messages[index];
+        let queue = self.queues[queue as usize].as_mut();
+        let list = queue.and_then(|queue| queue.list_of(state));
+        let popped = list.and_then(|list| list.pop_front(&mut self.messages));
+        debug_assert_eq!(popped, Some(index));
     }
 
     fn refuse(
@@ -203,14 +233,13 @@ impl Hub {
     }
 
     /// A nack of one lease: its message may be leased again after the delay.
-    /// `counted`: the client had handed the message out.
     pub fn nack(
         &mut self,
         slot: SessionSlot,
         position: u64,
         lease: record::Lease,
         delay_ms: u64,
-        counted: bool,
+        nack: Nack,
         port: &mut impl Port,
     ) {
         if !self.holds(slot, lease) {
@@ -218,11 +247,16 @@ impl Hub {
         }
         self.counters.returned += 1;
         let message = self.leases[lease.entry as usize].message;
+        if nack == Nack::Rejected {
+            let history = &mut self.messages[message].history;
+            *history = history.rejected();
+        }
+        let counted = nack != Nack::Uncounted;
         self.end_lease(lease.entry, LeaseState::Nacked, counted, port);
         self.session_mut(slot)
             .ends
             .push_back((position, lease.entry));
-        if delay_ms == 0 {
+        if delay_ms == 0 || self.is_dead(message) {
             return self.put_back(message);
         }
         self.messages[message].state = State::Delayed;
@@ -401,6 +435,9 @@ impl Hub {
                 return;
             }
             self.queue_mut(queue).known.insert(order, message);
+        }
+        if self.is_dead(message) {
+            return self.lay_out(message);
         }
         self.enlist(message, State::Again);
         self.make_runnable(queue);

@@ -21,10 +21,8 @@ pub(super) enum Place {
     Ring { slot: SessionSlot, offset: u32 },
     /// In a chunk of its sender's.
     Chunk { chunk: ChunkIndex },
-    /// In a block that the hub holds, at this index.
+    /// In a block that the hub holds, at this index; or in parts beside it.
     Block { block: u32, index: u32 },
-    /// In the store in parts, and ready to be delivered from there.
-    Parts,
 }
 
 /// What a message is doing. Each message is in exactly one state, and in the
@@ -41,7 +39,11 @@ pub(super) enum State {
     Leased,
     /// Waiting for the delay of its nack.
     Delayed,
-    /// Acked or purged.
+    /// In `Queue::dying`: dead, and its payload is to be read back.
+    Dying,
+    /// In no list: it goes to another queue once it is stored.
+    Moving,
+    /// Acked, moved or purged.
     Settled,
 }
 

@@ -15,6 +15,9 @@
 //!                         nack, expiry, the holder's end
 //! ```
 //!
+//! A message that was attempted too often, or rejected, is `Moving` instead, and
+//! settled by the round that stores it in the dead-letter queue.
+//!
 //! Beside that it has a place in the order of commits: while its send is not
 //! committed its bytes lie in its sender's ring; the round that commits the send
 //! either finds it settled and leaves it out, or gives it a position in its
@@ -27,6 +30,7 @@ mod dispatch;
 mod fills;
 mod intake;
 mod message;
+mod moves;
 mod port;
 mod recover;
 mod round;
@@ -34,6 +38,8 @@ mod round;
 mod tests;
 
 pub use admin::{AdminReply, Ticket};
+pub use intake::Nack;
+pub use moves::FrozenMove;
 pub use port::{
     Delivery, Fill, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot, Shown,
 };
@@ -43,7 +49,7 @@ pub use round::{Append, Close, Finished, FrozenMessage, FrozenRound, SessionPart
 use crate::store::block::{Block, PART_BYTES};
 use crate::store::{QueueNumber, QueueRow};
 use chunks::{ChunkIndex, Chunks, Memory};
-use message::{List, MessageIndex, Messages, NONE, Place};
+use message::{List, MessageIndex, Messages, NONE, Place, State};
 use ringmain::control::Purpose;
 use ringmain::record::inline_max_of_delivery_ring;
 use ringmain_ring::layout::Geometry;
@@ -151,6 +157,8 @@ struct Queue {
     later: List,
     /// Returned ones, to be leased before `ready`.
     again: List,
+    /// Dead ones that wait for their payload, to be moved before anything else.
+    dying: List,
     /// Positions that are in the store alone: after those of `ready`, before
     /// those of `later`. None of them was ever leased, save those in `known`.
     gap: std::ops::Range<u64>,
@@ -168,6 +176,7 @@ struct Queue {
     reading: Option<u64>,
     /// The payload of what comes next is being copied.
     filling: Option<u64>,
+    redrive: Option<moves::Redrive>,
     /// Bytes in memory of messages that are stored: see [`memory_of`].
     cached_bytes: usize,
     /// Bytes that the round being written will add to those.
@@ -184,6 +193,23 @@ struct Queue {
 }
 
 impl Queue {
+    /// The list of messages in this state.
+    #[inline]
+    fn list_of(&mut self, state: State) -> Option<&mut List> {
+        match state {
+            State::Ready => Some(&mut self.ready),
+            State::Later => Some(&mut self.later),
+            State::Again => Some(&mut self.again),
+            State::Dying => Some(&mut self.dying),
+            State::Leased | State::Delayed | State::Moving | State::Settled => None,
+        }
+    }
+
+    /// Whether it needs turns though nobody consumes it.
+    fn diverts(&self) -> bool {
+        !self.dying.is_empty() || self.redrive.is_some()
+    }
+
     fn is_behind(&self) -> bool {
         self.spilling || !self.gap.is_empty()
     }
@@ -248,6 +274,7 @@ pub struct Counters {
     pub returned: u64,
     pub leases_lost: u64,
     pub stored: u64,
+    pub dead: u64,
 }
 
 /// The hub. See the module's text.
@@ -282,6 +309,7 @@ pub struct Hub {
     runnable: VecDeque<u32>,
     /// Delayed messages: *(due, message)*, the earliest first.
     delayed: BinaryHeap<std::cmp::Reverse<(u64, MessageIndex)>>,
+    moves: moves::Moves,
     /// Order of intake of the next send.
     next_order: u64,
     /// *(first order, when)*: sends from that order on were taken in then or
@@ -338,6 +366,7 @@ impl Hub {
             young_chunks: VecDeque::new(),
             runnable: VecDeque::new(),
             delayed: BinaryHeap::new(),
+            moves: moves::Moves::default(),
             next_order: 0,
             ages: VecDeque::new(),
             dirty: Vec::new(),
@@ -418,12 +447,14 @@ impl Hub {
             ready: List::default(),
             later: List::default(),
             again: List::default(),
+            dying: List::default(),
             gap: next..next,
             spilling: false,
             known: BTreeMap::new(),
             committed: next,
             reading: None,
             filling: None,
+            redrive: None,
             cached_bytes: 0,
             freezing_bytes: 0,
             consumers: Vec::new(),
@@ -521,7 +552,7 @@ impl Hub {
     #[inline]
     fn make_runnable(&mut self, index: u32) {
         let queue = self.queue_mut(index);
-        if !queue.runnable && !queue.consumers.is_empty() {
+        if !queue.runnable && (!queue.consumers.is_empty() || queue.diverts()) {
             queue.runnable = true;
             self.runnable.push_back(index);
         }

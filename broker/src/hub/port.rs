@@ -46,13 +46,16 @@ impl LeaseState {
     }
 }
 
-/// What a message has been through: how often it was attempted, and whether it
-/// was ever leased (a lease whose delivery was not taken is no attempt).
+/// What a message has been through: how often it was attempted, whether it was
+/// ever leased (a lease whose delivery was not taken is no attempt), and whether
+/// it was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct History(u16);
 
 impl History {
     const LEASED: u16 = 1 << 15;
+    const REJECTED: u16 = 1 << 14;
+    const ATTEMPTS: u16 = Self::REJECTED - 1;
 
     /// From the number that ledger and store keep.
     pub fn from_bits(bits: u16) -> History {
@@ -64,10 +67,10 @@ impl History {
         self.0
     }
 
-    /// How often it was attempted; counts no further than 32767.
+    /// How often it was attempted; counts no further than 16383.
     #[inline]
     pub fn attempts(self) -> u16 {
-        self.0 & !Self::LEASED
+        self.0 & Self::ATTEMPTS
     }
 
     /// Whether it was leased before.
@@ -76,10 +79,27 @@ impl History {
         self.0 & Self::LEASED != 0
     }
 
+    /// Whether a consumer has said that it can't be processed.
+    #[inline]
+    pub fn is_rejected(self) -> bool {
+        self.0 & Self::REJECTED != 0
+    }
+
+    /// After a consumer has said so.
+    pub fn rejected(self) -> History {
+        History(self.0 | Self::REJECTED)
+    }
+
     /// After a lease has ended without an ack.
     pub fn after_lease(self, counted: bool) -> History {
         let attempts = self.attempts() + u16::from(counted);
-        History(attempts.min(Self::LEASED - 1) | Self::LEASED)
+        let rejected = self.0 & Self::REJECTED;
+        History(attempts.min(Self::ATTEMPTS) | rejected | Self::LEASED)
+    }
+
+    /// In the queue that it was moved to: it was leased, and begins anew.
+    pub fn after_move() -> History {
+        History(Self::LEASED)
     }
 }
 
@@ -279,6 +299,9 @@ pub trait Port {
 
     /// Says in the attachment's word that the queue is gone.
     fn queue_deleted(&mut self, slot: SessionSlot, attachment: u32);
+
+    /// Milliseconds since the Unix epoch.
+    fn wall_ms(&self) -> u64;
 
     /// Asks the store for blocks of the queue from this position on; the answer
     /// comes back by [`super::Hub::loaded`].

@@ -17,6 +17,7 @@
 
 use super::chunks::{Chunk, ChunkIndex};
 use super::message::{Message, MessageIndex, NONE, Place, State};
+use super::moves::{FrozenMove, Moved};
 use super::port::{LeaseEntry, LeaseState, Port, SessionSlot, Shown};
 use super::{AdminReply, Hub, Ticket, memory_of};
 use crate::store::block::{Block, MessageHead};
@@ -105,6 +106,8 @@ pub struct Append {
 pub struct FrozenRound {
     /// Messages, one entry a queue; packed into blocks by who writes them.
     pub appends: Vec<Append>,
+    /// Messages from other queues, to be written behind those.
+    pub moves: Vec<FrozenMove>,
     /// The other changes.
     pub writes: Vec<Write>,
 }
@@ -127,11 +130,12 @@ pub(super) struct InFlight {
     stored: Vec<(u64, MessageIndex)>,
     /// The hub's queue and its messages, per append.
     appends: Vec<(u32, Vec<MessageIndex>)>,
-    settled: Vec<(QueueNumber, u64)>,
+    pub settled: Vec<(QueueNumber, u64)>,
     attempts: Vec<(QueueNumber, u64, u16)>,
     free: Vec<LeaseEntry>,
     /// Chunks of sends that the round passes without storing them.
     chunks: Vec<ChunkIndex>,
+    pub moved: Vec<Moved>,
 }
 
 impl Hub {
@@ -142,7 +146,10 @@ impl Hub {
 
     /// Whether there is anything that a round could take, some time.
     pub fn has_uncommitted(&self) -> bool {
-        !self.dirty.is_empty() || !self.ends.is_empty() || self.admin.has_pending()
+        !self.dirty.is_empty()
+            || !self.ends.is_empty()
+            || self.admin.has_pending()
+            || self.moves.has_pending()
     }
 
     /// Whether a round was closed and not finished.
@@ -167,7 +174,8 @@ impl Hub {
             .iter()
             .filter_map(|&slot| self.sessions[slot as usize].as_ref())
             .map(|session| session.taken_in - session.frozen + session.queued_bytes)
-            .sum()
+            .sum::<u64>()
+            + self.moves.bytes()
     }
 
     /// Whether the session has ended, and all its records are committed.
@@ -202,9 +210,15 @@ impl Hub {
         for entry in std::mem::take(&mut self.ends) {
             self.include_end(entry, &mut round);
         }
+        // What must go on though the disk is full is settling.
+        let moves = match close {
+            Close::SettledOnly => Vec::new(),
+            Close::All | Close::Due { .. } => self.freeze_moves(&mut round, port),
+        };
         let writes = self.writes(&mut round);
         let empty = round.parts.is_empty()
             && appends.is_empty()
+            && moves.is_empty()
             && writes.is_empty()
             && round.free.is_empty()
             && round.chunks.is_empty();
@@ -213,7 +227,11 @@ impl Hub {
             return None;
         }
         self.round_in_flight = true;
-        Some(FrozenRound { appends, writes })
+        Some(FrozenRound {
+            appends,
+            moves,
+            writes,
+        })
     }
 
     /// The first order of intake that the round does not take while unsettled.
@@ -524,7 +542,7 @@ impl Hub {
                 let Chunk { slot, at, .. } = self.chunks[chunk];
                 Source::Chunk { slot, at }
             }
-            Place::Away | Place::Block { .. } | Place::Parts => {
+            Place::Away | Place::Block { .. } => {
                 debug_assert!(false, "what was not stored lies with its sender");
                 return None;
             }
@@ -553,8 +571,8 @@ impl Hub {
         Some(frozen)
     }
 
-    /// From this message of the round on, the queue goes on in the store alone.
-    fn spill_from(&mut self, index: MessageIndex) {
+    /// From this message, one of `ready`, on, the queue goes on in the store alone.
+    pub(super) fn spill_from(&mut self, index: MessageIndex) {
         let Some(queue) = self.queues[self.messages[index].queue as usize].as_mut() else {
             return;
         };
@@ -617,6 +635,7 @@ impl Hub {
                 self.make_runnable(index);
             }
         }
+        self.finish_moves(&mut round.moved);
         for chunk in round.chunks.drain(..) {
             self.release_sent(chunk, port);
         }
@@ -669,12 +688,13 @@ impl Hub {
             }
             self.keep_known(index);
             match state {
-                State::Ready | State::Again if block.is_in_parts(at as u32) => {
-                    self.messages[index].place = Place::Parts;
-                }
                 State::Ready | State::Again => self.put_in_block(index, cached, at as u32),
+                State::Moving => {
+                    self.put_in_block(index, cached, at as u32);
+                    self.start_move(index, None);
+                }
                 State::Later => self.evict(index),
-                State::Leased | State::Delayed => {}
+                State::Leased | State::Delayed | State::Dying => {}
                 State::Settled => self.remove_if_done(index),
             }
         }

@@ -4,6 +4,7 @@
 mod backlog;
 mod bench;
 mod check;
+mod dead;
 mod leases;
 mod queues;
 mod restore;

@@ -9,12 +9,12 @@ use super::session::{SessionIo, remove_files};
 use super::stop::Stopping;
 use super::worker::{CommitJob, Done, Job};
 use crate::control::{ConnId, Peer};
-use crate::hub::{Close, FrozenRound, Hub, SessionPart, SessionSlot, Source, Ticket};
+use crate::hub::{Close, FrozenRound, Hub, Nack, SessionPart, SessionSlot, Source, Ticket};
 use crate::ledger::SessionState;
 use crate::store::block::Block;
 use crate::store::{Store, StoreError};
 use nix::sys::eventfd::EventFd;
-use ringmain::control::{Notice, Reply};
+use ringmain::control::{Notice, Redriven, Reply};
 use ringmain::record::{self, Chunk, submission};
 use ringmain_ring::record_ring::Record;
 use ringmain_ring::session::SessionMap;
@@ -196,6 +196,9 @@ impl Core {
             self.jobs.push(Job::Read { queue, from });
         }
         self.jobs.extend(self.io.fills.drain(..).map(Job::Fill));
+        for (ticket, outcome) in self.hub.take_redriven() {
+            self.answer_ticket(ticket, outcome.map(|moved| Redriven { moved }));
+        }
         self.end_sessions();
         let told = self.io.told.drain(..);
         self.outward
@@ -341,13 +344,13 @@ impl Core {
             }
             submission::ACK | submission::NACK | submission::EXTEND => {
                 let leases = record::Leases::read(record, ring).map_err(|e| e.to_string())?;
-                let counted = record.flags & submission::NACK_UNCOUNTED == 0;
+                let nack = Nack::from_flags(record.flags);
                 for index in 0..leases.count {
                     let lease = leases.lease(ring, index);
                     match record.kind {
                         submission::ACK => hub.ack(slot, position, lease, io),
                         submission::NACK => {
-                            hub.nack(slot, position, lease, leases.millis, counted, io);
+                            hub.nack(slot, position, lease, leases.millis, nack, io);
                         }
                         _ => hub.extend(slot, position, lease, leases.millis, io),
                     }
@@ -434,7 +437,8 @@ impl Core {
                 session.ledger.freeze(round, end, answer_tail);
             }
         }
-        self.round_has_batch = !(frozen.appends.is_empty() && frozen.writes.is_empty());
+        self.round_has_batch =
+            !(frozen.appends.is_empty() && frozen.moves.is_empty() && frozen.writes.is_empty());
         if !self.round_has_batch {
             self.finish_round(&[]);
             return;
@@ -535,7 +539,7 @@ impl Core {
             self.remove_session(slot);
         }
         for (ticket, reply) in finished.admin {
-            self.answer_ticket(ticket, reply);
+            self.answer_change(ticket, reply);
         }
     }
 
@@ -630,6 +634,7 @@ impl Core {
                     return Err(error);
                 }
             }
+            Done::Listed { ticket, listed } => self.answer_ticket(ticket, Ok(listed)),
             Done::Synced { round } => self.synced(round),
             Done::Failed(error) => return Err(error),
         }

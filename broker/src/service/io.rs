@@ -413,6 +413,10 @@ impl Port for Io {
         self.touch(slot, client::LIMIT | client::MESSAGES);
     }
 
+    fn wall_ms(&self) -> u64 {
+        super::requests::wall_ms()
+    }
+
     fn read(&mut self, queue: QueueNumber, from: u64) {
         self.reads.push((queue, from));
     }

@@ -24,6 +24,9 @@ mod stop;
 mod tests;
 mod worker;
 
+#[cfg(test)]
+pub(crate) use worker::pack_moves;
+
 use self::core::{Core, Outward, Setup};
 use self::payloads::PayloadLimits;
 use self::worker::Workers;

@@ -3,12 +3,13 @@
 use super::core::{Core, Outward};
 use super::session::SessionIo;
 use super::stop;
+use super::worker::{Job, ListJob};
 use crate::control::{ConnId, Peer};
 use crate::hub::{AdminReply, SessionSlot, Ticket};
 use crate::ledger::{LedgerError, SessionState};
 use ringmain::Error;
 use ringmain::control::{
-    Attached, MESSAGE_BYTES_LIMIT, Opened, Purpose, Reply, Request, Rings, Stats,
+    Attached, DEAD_LETTERS_MAX, MESSAGE_BYTES_LIMIT, Opened, Purpose, Reply, Request, Rings, Stats,
 };
 use ringmain_ring::layout::{Geometry, LAYOUT_VERSION};
 use ringmain_ring::payload::segment_bytes;
@@ -64,8 +65,11 @@ impl Core {
             Request::QueueInfo { name } => self.hub.queue_info(&name).and_then(value),
             Request::Stats => value(self.stats()),
             Request::Stop { drain } => self.stop(conn, peer, drain).map(|()| None),
-            Request::DeadLetters { .. } | Request::Redrive { .. } => {
-                Err(Error::Invalid("not known yet".to_owned()))
+            Request::DeadLetters { queue, from, limit } => {
+                self.dead_letters(conn, &queue, from, limit)
+            }
+            Request::Redrive { queue, to, limit } => {
+                self.redrive(conn, &queue, to.as_deref(), limit)
             }
         };
         match answer {
@@ -96,16 +100,59 @@ impl Core {
         reply.and_then(|()| empty())
     }
 
+    fn dead_letters(&mut self, conn: ConnId, queue: &str, from: u64, limit: u32) -> Answer {
+        if !(1..=DEAD_LETTERS_MAX).contains(&limit) {
+            return Err(Error::Invalid(format!(
+                "a list of {limit} messages: it can be from 1 to {DEAD_LETTERS_MAX}"
+            )));
+        }
+        let queue = self.hub.queue_number(queue)?;
+        let ticket = self.ticket(conn);
+        self.jobs.push(Job::List(ListJob {
+            ticket,
+            queue,
+            from,
+            limit: limit as usize,
+        }));
+        Ok(None)
+    }
+
+    fn redrive(
+        &mut self,
+        conn: ConnId,
+        queue: &str,
+        to: Option<&str>,
+        limit: Option<u64>,
+    ) -> Answer {
+        let ticket = self.ticket(conn);
+        let limit = limit.unwrap_or(u64::MAX);
+        match self.hub.redrive(queue, to, limit, ticket) {
+            None => Ok(None),
+            Some(error) => {
+                self.tickets.remove(&ticket);
+                Err(error)
+            }
+        }
+    }
+
     /// An administrative change is committed.
-    pub(super) fn answer_ticket(&mut self, ticket: Ticket, reply: AdminReply) {
+    pub(super) fn answer_change(&mut self, ticket: Ticket, reply: AdminReply) {
         if let Some((_, below)) = self.session_lot.take_if(|(lot, _)| *lot == ticket) {
             self.sessions_reserved = below;
         }
+        self.answer_ticket(ticket, reply.map(|()| serde_json::Map::new()));
+    }
+
+    /// Answers a request that was not answered at once.
+    pub(super) fn answer_ticket(&mut self, ticket: Ticket, reply: Result<impl Serialize, Error>) {
         let Some(conn) = self.tickets.remove(&ticket) else {
             return;
         };
-        let reply = match reply {
-            Ok(()) => Reply::Ok(serde_json::Value::Object(serde_json::Map::new())),
+        let value = reply.and_then(|value| {
+            serde_json::to_value(value).map_err(|e| Error::Corrupt(e.to_string()))
+        });
+        let reply = match value {
+            Ok(value) => Reply::Ok(value),
             Err(error) => Reply::Error((&error).into()),
         };
         self.outward.push(Outward::Reply(conn, reply, Vec::new()));
@@ -288,6 +335,7 @@ impl Core {
             returned: counters.returned,
             leases_lost: counters.leases_lost,
             stored: counters.stored,
+            dead: counters.dead,
             round: self.io.ledger.committed(),
             synced_round: self.synced_round,
             disk_full: self.disk_full,
@@ -296,7 +344,7 @@ impl Core {
 }
 
 /// Milliseconds since the Unix epoch.
-fn wall_ms() -> u64 {
+pub(super) fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }

@@ -4,10 +4,12 @@
 //! job that fails ends the service: the handle is dropped and opened anew.
 
 use super::payloads::{InboundFile, OutboundFile};
-use crate::hub::{Append, FrozenMessage, FrozenRound, SessionSlot, Source};
+use crate::hub::{Append, FrozenMessage, FrozenMove, FrozenRound, SessionSlot, Source, Ticket};
 use crate::store::block::{Block, BlockBuilder, PART_BYTES};
 use crate::store::{Batch, LoadedBlock, QueueNumber, Store, StoreError, Write};
 use crate::wake::Wake;
+use ringmain::MessageId;
+use ringmain::control::DeadMessage;
 use ringmain::record::Chunk;
 use ringmain_ring::session::SessionMap;
 use std::sync::Arc;
@@ -39,12 +41,23 @@ pub(super) struct FillJob {
     pub into: Chunk,
 }
 
+/// A look at the messages of a queue.
+#[derive(Debug)]
+pub(super) struct ListJob {
+    pub ticket: Ticket,
+    pub queue: QueueNumber,
+    /// Position to begin at.
+    pub from: u64,
+    pub limit: usize,
+}
+
 /// Something to do with the store.
 #[derive(Debug)]
 pub(super) enum Job {
     Commit(CommitJob),
     Read { queue: QueueNumber, from: u64 },
     Fill(FillJob),
+    List(ListJob),
     Sync,
 }
 
@@ -63,6 +76,11 @@ pub(super) enum Done {
     Filled {
         ticket: u64,
         failed: Option<StoreError>,
+    },
+    /// What a queue holds in the store.
+    Listed {
+        ticket: Ticket,
+        listed: Vec<DeadMessage>,
     },
     /// Rounds up to this one are synced.
     Synced { round: u64 },
@@ -91,6 +109,10 @@ impl Job {
                     failed,
                 })
             }
+            Job::List(job) => job.run(store).map(|listed| Done::Listed {
+                ticket: job.ticket,
+                listed,
+            }),
             Job::Sync => store.sync().map(|round| Done::Synced { round }),
         };
         done.unwrap_or_else(Done::Failed)
@@ -113,6 +135,13 @@ impl CommitJob {
                 first += u64::from(block.len());
                 blocks.push((index, block));
             }
+        }
+        for (queue, first, block) in pack_moves(&self.frozen.moves) {
+            writes.push(Write::Append {
+                queue,
+                first,
+                block,
+            });
         }
         writes.extend(self.frozen.writes);
         store.commit(Batch {
@@ -182,6 +211,38 @@ impl CommitJob {
     }
 }
 
+/// Copies messages from blocks of their sources into such of their targets, each
+/// with the position of its first message.
+pub(crate) fn pack_moves(moves: &[FrozenMove]) -> Vec<(QueueNumber, u64, Block)> {
+    let mut order: Vec<&FrozenMove> = moves.iter().collect();
+    order.sort_by_key(|moved| (moved.target, moved.position));
+    let mut packed = Vec::new();
+    for of_target in order.chunk_by(|a, b| a.target == b.target) {
+        let mut builder = BlockBuilder::new();
+        let mut first = of_target[0].position;
+        for moved in of_target {
+            let in_parts = moved.block.is_in_parts(moved.index);
+            let payload = moved.block.payload(moved.index);
+            if !builder.is_empty() && (in_parts || !builder.takes(payload.len())) {
+                let full = std::mem::take(&mut builder).finish();
+                packed.push((moved.target, first, full));
+                first = moved.position;
+            }
+            if in_parts {
+                let len = moved.block.payload_len(moved.index) as u32;
+                builder.push_in_parts(moved.head, moved.letter.as_ref(), len);
+            } else {
+                let letter = moved.letter.as_ref();
+                builder.push_with(moved.head, letter, payload.len(), |bytes| {
+                    bytes.copy_from_slice(payload);
+                });
+            }
+        }
+        packed.push((of_target[0].target, first, builder.finish()));
+    }
+    packed
+}
+
 impl FillJob {
     fn run(&self, store: &dyn Store) -> Result<(), StoreError> {
         /// Small enough to stay in the processor's cache between the two copies.
@@ -217,6 +278,43 @@ impl FillJob {
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), StoreError> {
         let written = self.target.write(self.into, offset, bytes);
         written.map_err(|error| StoreError::Failed(format!("a payload segment: {error}")))
+    }
+}
+
+impl ListJob {
+    fn run(&self, store: &dyn Store) -> Result<Vec<DeadMessage>, StoreError> {
+        let mut listed = Vec::new();
+        let mut from = self.from;
+        loop {
+            let blocks = store.read(self.queue, from, READ_BYTES)?;
+            let Some(last) = blocks.last() else {
+                return Ok(listed);
+            };
+            from = last.first + u64::from(last.block.len());
+            for loaded in &blocks {
+                let unsettled = (0..loaded.block.len()).filter(|&at| !loaded.is_settled(at));
+                let messages = unsettled.map(|at| describe(loaded, at));
+                listed.extend(messages.filter(|message| message.position >= self.from));
+            }
+            if listed.len() >= self.limit {
+                listed.truncate(self.limit);
+                return Ok(listed);
+            }
+        }
+    }
+}
+
+fn describe(loaded: &LoadedBlock, at: u32) -> DeadMessage {
+    let head = loaded.block.message(at);
+    DeadMessage {
+        id: MessageId {
+            session: head.session,
+            position: head.position,
+        },
+        position: loaded.first + u64::from(at),
+        bytes: loaded.block.payload_len(at) as u64,
+        sent_at_ms: head.sent_at_ms,
+        death: loaded.block.letter(at),
     }
 }
 
@@ -266,7 +364,7 @@ impl Workers {
     pub fn submit(&self, job: Job) {
         let thread = match job {
             Job::Commit(_) => &self.commits,
-            Job::Read { .. } | Job::Fill(_) => &self.reads,
+            Job::Read { .. } | Job::Fill(_) | Job::List(_) => &self.reads,
             Job::Sync => &self.syncs,
         };
         // A thread ends only when it is dropped.

@@ -3,8 +3,9 @@
 
 use crate::hub::{
     Close, Delivery, Fill, Finished, FrozenRound, History, Hub, HubLimits, LeaseEntry, LeaseRow,
-    LeaseState, Payload, Port, RestoredSession, SessionSlot, Shown, Source,
+    LeaseState, Nack, Payload, Port, RestoredSession, SessionSlot, Shown, Source,
 };
+use crate::service::pack_moves;
 use crate::store::block::{Block, BlockBuilder};
 use crate::store::model::ModelStore;
 use crate::store::{Batch, QueueNumber, Store, Write};
@@ -24,6 +25,8 @@ const RINGS: Geometry = Geometry {
     delivery_bytes: 4096,
     answer_bytes: 4096,
 };
+/// What the clock on the wall says.
+pub const WALL_MS: u64 = 5_000_000;
 /// Bytes that every record takes here.
 const RECORD_BYTES: u64 = 64;
 
@@ -51,7 +54,7 @@ impl Got {
 enum Said {
     Send(u32, String),
     Ack(record::Lease),
-    Nack(record::Lease, u64, bool),
+    Nack(record::Lease, u64, Nack),
 }
 
 /// The port.
@@ -179,6 +182,10 @@ impl Port for Ports {
         self.deleted.push((slot, attachment));
     }
 
+    fn wall_ms(&self) -> u64 {
+        WALL_MS
+    }
+
     fn read(&mut self, queue: QueueNumber, from: u64) {
         self.reads.push((queue, from));
     }
@@ -258,9 +265,15 @@ impl Bench {
     }
 
     pub fn create(&mut self, name: &str) {
+        self.create_with(name, 0);
+    }
+
+    /// A queue with a maximum of attempts.
+    pub fn create_with(&mut self, name: &str, max_attempts: u16) {
         let settings = QueueSettings {
             visibility_timeout_ms: LEASE_NS / 1_000_000,
             max_message_bytes: 15 * 1024,
+            max_attempts,
             ..QueueSettings::default()
         };
         assert!(self.hub.create_queue(name, settings, 1, 1).is_none());
@@ -325,8 +338,8 @@ impl Bench {
                 hub.send(slot, position, &send, port).unwrap();
             }
             Said::Ack(lease) => hub.ack(slot, position, *lease, port),
-            Said::Nack(lease, delay_ms, counted) => {
-                hub.nack(slot, position, *lease, *delay_ms, *counted, port);
+            Said::Nack(lease, delay_ms, nack) => {
+                hub.nack(slot, position, *lease, *delay_ms, *nack, port);
             }
         }
         hub.taken_in(slot, position + RECORD_BYTES);
@@ -351,7 +364,16 @@ impl Bench {
     }
 
     pub fn nack(&mut self, slot: SessionSlot, got: &Got, delay_ms: u64, counted: bool) {
-        self.say(slot, Said::Nack(got.lease(), delay_ms, counted));
+        let nack = if counted {
+            Nack::Counted
+        } else {
+            Nack::Uncounted
+        };
+        self.say(slot, Said::Nack(got.lease(), delay_ms, nack));
+    }
+
+    pub fn reject(&mut self, slot: SessionSlot, got: &Got) {
+        self.say(slot, Said::Nack(got.lease(), 0, Nack::Rejected));
     }
 
     pub fn extend(&mut self, slot: SessionSlot, got: &Got, duration_ms: u64) {
@@ -453,6 +475,13 @@ impl Bench {
                 block: block.clone(),
             });
             blocks.push((index, block));
+        }
+        for (queue, first, block) in pack_moves(&frozen.moves) {
+            writes.push(Write::Append {
+                queue,
+                first,
+                block,
+            });
         }
         writes.extend(frozen.writes);
         if !writes.is_empty() {

@@ -14,7 +14,10 @@ impl Hub {
         self.check_sessions();
         for index in self.live_messages() {
             let message = &self.messages[index];
-            let expected = matches!(message.state, State::Ready | State::Later | State::Again);
+            let expected = matches!(
+                message.state,
+                State::Ready | State::Later | State::Again | State::Dying
+            );
             let orphan = message.state == State::Again
                 && message.place == Place::Away
                 && !message.has_position;
@@ -68,7 +71,7 @@ impl Hub {
                     );
                     // Those with a position come first, and each kind in order.
                     let place = (!message.has_position, message.order);
-                    if state != State::Again {
+                    if matches!(state, State::Ready | State::Later) {
                         assert!(
                             newest.is_none_or(|newest| newest < place),
                             "{state:?} is out of order"
@@ -80,6 +83,7 @@ impl Hub {
             check(&queue.ready, State::Ready);
             check(&queue.later, State::Later);
             check(&queue.again, State::Again);
+            check(&queue.dying, State::Dying);
             for message in queue.ready.iter(&self.messages) {
                 assert_ne!(
                     self.messages[message].place,

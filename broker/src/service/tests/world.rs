@@ -1189,6 +1189,7 @@ fn name(job: &Job) -> String {
         Job::Commit(job) => format!("commit of round {}", job.round),
         Job::Read { queue, from } => format!("read of {queue} from {from}"),
         Job::Fill(job) => format!("fill {}", job.ticket),
+        Job::List(job) => format!("list {}", job.ticket),
         Job::Sync => "sync".to_owned(),
     }
 }
