@@ -1,7 +1,7 @@
 //! Administration, over a connection of its own.
 
 use crate::connection::{Connection, Done};
-use crate::control::{QueueInfo, Request, Stats};
+use crate::control::{DeadMessage, QueueInfo, Redriven, Request, Stats};
 use crate::error::Result;
 use crate::settings::QueueSettings;
 use serde::de::DeserializeOwned;
@@ -45,6 +45,23 @@ impl Admin {
 
     pub(crate) fn stats(&mut self) -> Result<Stats> {
         self.call(&Request::Stats)
+    }
+
+    pub(crate) fn dead_letters(
+        &mut self,
+        queue: &str,
+        from: u64,
+        limit: u32,
+    ) -> Result<Vec<DeadMessage>> {
+        let queue = queue.to_owned();
+        self.call(&Request::DeadLetters { queue, from, limit })
+    }
+
+    pub(crate) fn redrive(&mut self, queue: &str, to: Option<&str>, limit: u64) -> Result<u64> {
+        let (queue, to) = (queue.to_owned(), to.map(str::to_owned));
+        let limit = Some(limit);
+        let redriven: Redriven = self.call(&Request::Redrive { queue, to, limit })?;
+        Ok(redriven.moved)
     }
 
     /// Asks. A connection whose broker has ended since the last call is made

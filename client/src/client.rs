@@ -2,7 +2,9 @@
 
 use crate::admin::Admin;
 use crate::consumer::{Consumer, ConsumerOptions};
-use crate::control::{Purpose, QueueInfo, Stats, WINDOW_MAX, check_queue_name, check_settings};
+use crate::control::{
+    DeadMessage, Purpose, QueueInfo, Stats, WINDOW_MAX, check_queue_name, check_settings,
+};
 use crate::error::{Error, Result};
 use crate::fork::Maker;
 use crate::lock;
@@ -171,6 +173,43 @@ impl Client {
     pub fn stats(&self) -> Result<Stats> {
         self.inner.maker.check()?;
         lock(&self.inner.admin).stats()
+    }
+
+    /// Messages of a dead-letter queue (or any other), oldest first, from this
+    /// position of the queue on, without taking them: those that are stored, at
+    /// most `limit`, which is from 1 to
+    /// [`DEAD_LETTERS_MAX`](crate::control::DEAD_LETTERS_MAX). Errors are those of
+    /// [`Client::queue`], and [`Invalid`](Error::Invalid) for the limit.
+    pub fn dead_letters(&self, queue: &str, from: u64, limit: u32) -> Result<Vec<DeadMessage>> {
+        self.admin(queue)?.dead_letters(queue, from, limit)
+    }
+
+    /// Moves the messages of a dead-letter queue back to the queues that they came
+    /// from, or to the queue `to`, oldest first and at most `limit`; their attempts
+    /// begin anew. Messages that a consumer holds, and those that come meanwhile,
+    /// stay. Returns how many were moved; each move is stored by then.
+    ///
+    /// Errors are those of [`Client::create_queue`]. It stops at a message that
+    /// came from a queue that is gone ([`NoSuchQueue`](Error::NoSuchQueue)) or was
+    /// sent to this queue directly ([`Invalid`](Error::Invalid)); what it has moved
+    /// until then is moved.
+    pub fn redrive(&self, queue: &str, to: Option<&str>, limit: Option<u64>) -> Result<u64> {
+        /// Moves that one request may take, so that its answer comes in time.
+        const LOT: u64 = 10_000;
+        if let Some(to) = to {
+            check_queue_name(to)?;
+        }
+        let there = self.queue(queue)?.messages;
+        let most = limit.unwrap_or(u64::MAX).min(there);
+        let mut moved = 0;
+        loop {
+            let lot = LOT.min(most - moved);
+            let done = self.admin(queue)?.redrive(queue, to, lot)?;
+            moved += done;
+            if done < lot || moved >= most {
+                return Ok(moved);
+            }
+        }
     }
 
     /// The connection for administration, for a call that names a queue.

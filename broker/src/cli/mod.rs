@@ -2,6 +2,7 @@
 //! does with them.
 
 mod demo;
+mod dlq;
 mod exit;
 mod interrupt;
 mod logging;
@@ -98,6 +99,7 @@ enum Command {
     Queue(queue::Args),
     Send(send::Args),
     Recv(recv::Args),
+    Dlq(dlq::Args),
     Stats(stats::Args),
     Demo(demo::Args),
     Version(version::Args),
@@ -116,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Queue(args) => queue::run(&cli.global, args),
         Command::Send(args) => send::run(&cli.global, args),
         Command::Recv(args) => recv::run(&cli.global, args),
+        Command::Dlq(args) => dlq::run(&cli.global, args),
         Command::Stats(args) => stats::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
         Command::Work(args) => work::run(&cli.global, args),

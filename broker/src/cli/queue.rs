@@ -4,7 +4,9 @@ use super::Global;
 use super::exit::{FAILED, Failure, USAGE};
 use super::output::{self, Align};
 use super::units::{duration, show_count, show_duration, show_size, size};
-use ringmain::control::{QueueInfo, check_queue_name, check_settings};
+use ringmain::control::{
+    ATTEMPTS_MAX, QueueInfo, check_queue_name, check_settings, dead_letter_name,
+};
 use ringmain::{Confirm, QueueSettings};
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Duration;
@@ -45,6 +47,14 @@ struct Create {
     /// The longest payload that the queue takes, up to 1GiB [default: 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_message_size: Option<u64>,
+    /// After so many failed attempts a message goes to the dead-letter queue, up to
+    /// 10000 [default: it is tried for ever]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(ATTEMPTS_MAX)))]
+    max_attempts: Option<u16>,
+    /// Where dead messages go; made when it is needed [default: the queue's name
+    /// with .dead behind it]
+    #[arg(long, value_name = "QUEUE")]
+    dead_letter_queue: Option<String>,
     /// What a send waits for
     #[arg(long, value_enum, default_value_t = Level::Accepted)]
     confirm: Level,
@@ -122,6 +132,8 @@ fn create(global: &Global, args: &Create) -> Result<(), Failure> {
 fn settings(args: &Create) -> Result<QueueSettings, Failure> {
     let mut settings = QueueSettings {
         confirm: args.confirm.into(),
+        max_attempts: args.max_attempts.unwrap_or(0),
+        dead_letter_queue: args.dead_letter_queue.clone(),
         ..QueueSettings::default()
     };
     if let Some(timeout) = args.visibility_timeout {
@@ -192,6 +204,11 @@ fn info(global: &Global, args: &Info) -> Result<(), Failure> {
             "max message size",
             show_size(u64::from(queue.settings.max_message_bytes)),
         ),
+        ("max attempts", show_attempts(&queue.settings)),
+        (
+            "dead-letter queue",
+            dead_letter_name(&queue.name, &queue.settings),
+        ),
         ("confirm", show_confirm(queue.settings.confirm).to_owned()),
     ]))
 }
@@ -225,6 +242,13 @@ fn ask(name: &str, messages: u64) -> Result<bool, Failure> {
 
 fn show_timeout(settings: &QueueSettings) -> String {
     show_duration(Duration::from_millis(settings.visibility_timeout_ms))
+}
+
+fn show_attempts(settings: &QueueSettings) -> String {
+    match settings.max_attempts {
+        0 => "no limit".to_owned(),
+        most => most.to_string(),
+    }
 }
 
 fn show_confirm(confirm: Confirm) -> &'static str {
