@@ -439,7 +439,10 @@ pub fn dead_letter_name(queue: &str, settings: &QueueSettings) -> String {
     // no queue is its own dead-letter queue.
     let mut end = queue.len();
     if end + SUFFIX.len() > NAME_BYTES_MAX {
-        end = queue.floor_char_boundary(NAME_BYTES_MAX - 2 * SUFFIX.len());
+        end = NAME_BYTES_MAX - 2 * SUFFIX.len();
+        while !queue.is_char_boundary(end) {
+            end -= 1;
+        }
     }
     format!("{}{SUFFIX}", &queue[..end])
 }

@@ -13,6 +13,8 @@
 
 mod atomic;
 #[cfg(not(loom))]
+pub mod fault;
+#[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
 pub mod payload;

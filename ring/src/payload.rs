@@ -66,7 +66,7 @@ pub struct ChunkWords {
 impl ChunkWords {
     /// Maps the words of a segment of so many units.
     pub fn new(file: &File, path: &Path, units: u32) -> Result<ChunkWords, SegmentError> {
-        let mapping = Mapping::new(file, path, words_bytes(units) as usize)?;
+        let mapping = Mapping::new(file, path, words_bytes(units) as usize)?.watched();
         Ok(ChunkWords { mapping, units })
     }
 
@@ -100,9 +100,14 @@ impl ChunkWords {
             .collect()
     }
 
-    /// The mapping, to see whether it is damaged.
-    pub fn mapping(&self) -> &Mapping {
-        &self.mapping
+    /// Whether the client has cut the segment short.
+    pub fn is_damaged(&self) -> bool {
+        self.mapping.is_damaged()
+    }
+
+    /// Says so, if a read of the data has found it.
+    pub fn set_damaged(&self) {
+        self.mapping.set_damaged();
     }
 }
 

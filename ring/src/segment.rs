@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use crate::atomic::AtomicU64;
+use crate::fault::Watched;
 
 /// Why a segment can't be had.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +109,8 @@ pub fn reserve(file: &File, path: &Path, from: u64, to: u64) -> Result<(), Segme
 ///
 /// A forked child does not have the mapping, and core dumps leave it out.
 pub struct Mapping {
+    /// Before the map: it must go first.
+    watched: Option<Watched>,
     map: MmapRaw,
 }
 
@@ -162,7 +165,27 @@ impl Mapping {
             unsafe { madvise(start, bytes, advice) }
                 .map_err(|e| SegmentError::io("cannot set up the mapping of", path, e))?;
         }
-        Ok(Mapping { map })
+        Ok(Mapping { watched: None, map })
+    }
+
+    /// Has a SIGBUS in it survived, once [`crate::fault::install`] was called: for
+    /// a file that another process could cut short.
+    pub fn watched(mut self) -> Mapping {
+        self.watched = Some(Watched::new(self.start() as usize, self.len()));
+        self
+    }
+
+    /// Whether a page of a watched mapping was lost; what it holds since is
+    /// partly zeroes.
+    pub fn is_damaged(&self) -> bool {
+        self.watched.as_ref().is_some_and(Watched::is_damaged)
+    }
+
+    /// Says so of a watched mapping, if it was seen otherwise.
+    pub fn set_damaged(&self) {
+        if let Some(watched) = &self.watched {
+            watched.set_damaged();
+        }
     }
 
     /// Length in bytes.

@@ -83,7 +83,8 @@ impl SessionMap {
     }
 
     /// Maps a segment whose geometry the caller knows for sure, and believes
-    /// nothing that the file says: its client could write there.
+    /// nothing that the file says: its client could write there, and could cut it
+    /// short ([`SessionMap::is_damaged`]).
     pub fn adopt(
         file: &File,
         path: &Path,
@@ -94,7 +95,7 @@ impl SessionMap {
         if !geometry.is_valid() {
             return Err(SegmentError::Corrupt("ring sizes out of range"));
         }
-        let mapping = Mapping::new(file, path, geometry.segment_bytes())?;
+        let mapping = Mapping::new(file, path, geometry.segment_bytes())?.watched();
         Ok(SessionMap {
             mapping,
             geometry,
@@ -141,6 +142,12 @@ impl SessionMap {
     #[inline]
     pub fn header(&self) -> &SessionHeader {
         header_of(&self.mapping)
+    }
+
+    /// Whether the client has cut the segment short: of the maker's and the
+    /// adopter's mapping.
+    pub fn is_damaged(&self) -> bool {
+        self.mapping.is_damaged()
     }
 
     /// The sizes of the rings, as checked when the segment was opened.

@@ -6,12 +6,13 @@ use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use ringmain_ring::Ordering;
 use ringmain_ring::layout::Geometry;
 use ringmain_ring::segment::{Mapping, SegmentError, create, reserve};
 use ringmain_ring::session::SessionMap;
+use ringmain_ring::{Ordering, fault};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
+use std::sync::Barrier;
 use tempfile::TempDir;
 
 fn shared_folder() -> TempDir {
@@ -164,4 +165,92 @@ fn a_dropped_mapping_is_unmapped() {
     drop(map);
     assert!(!mapped());
     assert!(folder.path().join("session").exists());
+}
+
+/// A file of two pages, mapped and watched.
+fn watched(folder: &TempDir) -> (std::fs::File, Mapping) {
+    let path = folder.path().join("payloads");
+    let file = create(&path, 8192).unwrap();
+    let mapping = Mapping::new(&file, &path, 8192).unwrap().watched();
+    (file, mapping)
+}
+
+// I8: who cuts a segment short takes the other side's memory, not its life.
+#[test]
+fn a_lost_page_of_a_watched_mapping_reads_as_zeroes_and_marks_it() {
+    fault::install().unwrap();
+    let folder = shared_folder();
+    let (file, mapping) = watched(&folder);
+    mapping.words()[1].store(1, Ordering::SeqCst);
+    mapping.words()[513].store(513, Ordering::SeqCst);
+    assert!(!mapping.is_damaged());
+    let before = fault::count();
+
+    file.set_len(4096).unwrap();
+    assert_eq!(mapping.words()[513].load(Ordering::SeqCst), 0);
+    assert!(mapping.is_damaged());
+    assert!(fault::count() > before);
+    assert_eq!(mapping.words()[1].load(Ordering::SeqCst), 1, "still there");
+
+    mapping.words()[513].store(7, Ordering::SeqCst);
+    assert_eq!(mapping.words()[513].load(Ordering::SeqCst), 7, "goes on");
+    assert_eq!(file.metadata().unwrap().len(), 4096, "in no file");
+}
+
+// I8: nor does it matter how many threads and how many segments.
+#[test]
+fn pages_are_lost_under_many_threads_at_once() {
+    fault::install().unwrap();
+    let ready = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let folder = shared_folder();
+                    let (file, mapping) = watched(&folder);
+                    ready.wait();
+                    file.set_len(0).unwrap();
+                    let sum: u64 = mapping
+                        .words()
+                        .iter()
+                        .map(|w| w.load(Ordering::SeqCst))
+                        .sum();
+                    assert_eq!(sum, 0);
+                    assert!(mapping.is_damaged());
+                }
+            });
+        }
+    });
+}
+
+// What is not watched is as deadly as ever: a fault is never hidden.
+#[test]
+fn a_fault_elsewhere_still_kills() {
+    fault::install().unwrap();
+    let folder = shared_folder();
+    let (_watched_file, _watched) = watched(&folder);
+    let path = folder.path().join("other");
+    let file = create(&path, 4096).unwrap();
+    let other = Mapping::new(&file, &path, 4096).unwrap();
+    let start = other.words().as_ptr() as *mut libc::c_void;
+    // SAFETY: the advice takes the effect of an earlier one back, so that the
+    // child has the mapping.
+    unsafe { libc::madvise(start, 4096, libc::MADV_DOFORK) };
+    file.set_len(0).unwrap();
+    // SAFETY: the child reads memory, restores a signal's default and exits,
+    // which is allowed after a fork with other threads about.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let _ = other.words()[0].load(Ordering::SeqCst);
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) }
+        }
+        ForkResult::Parent { child } => {
+            let ended = waitpid(child, None).unwrap();
+            assert!(
+                matches!(ended, WaitStatus::Signaled(_, Signal::SIGBUS, _)),
+                "{ended:?}"
+            );
+        }
+    }
 }

@@ -16,6 +16,7 @@ use crate::store::{Store, StoreError};
 use nix::sys::eventfd::EventFd;
 use ringmain::control::{Notice, Redriven, Reply};
 use ringmain::record::{self, Chunk, submission};
+use ringmain_ring::fault;
 use ringmain_ring::record_ring::Record;
 use ringmain_ring::session::SessionMap;
 use ringmain_ring::wait::client;
@@ -82,6 +83,8 @@ pub(super) struct Core {
     /// Sessions by connection and by number.
     pub by_conn: HashMap<ConnId, SessionSlot>,
     pub by_number: HashMap<u64, SessionSlot>,
+    /// The faults of shared memory that were dealt with.
+    faults: u64,
     /// Sessions whose delivery ring was full.
     blocked: Vec<SessionSlot>,
     /// Adopted sessions that no client has resumed.
@@ -150,6 +153,7 @@ impl Core {
             now_ns,
             active: Vec::new(),
             rotation: 0,
+            faults: fault::count(),
             by_conn: HashMap::new(),
             by_number: HashMap::new(),
             blocked: Vec::new(),
@@ -199,11 +203,31 @@ impl Core {
         for (ticket, outcome) in self.hub.take_redriven() {
             self.answer_ticket(ticket, outcome.map(|moved| Redriven { moved }));
         }
+        self.break_damaged();
         self.end_sessions();
         let told = self.io.told.drain(..);
         self.outward
             .extend(told.map(|(conn, notice, fd)| Outward::Tell(conn, notice, fd)));
         Ok(busy)
+    }
+
+    /// A client that cuts a segment short harms itself alone: reads of what is
+    /// missing gave zeroes, and its session ends here.
+    fn break_damaged(&mut self) {
+        let faults = fault::count();
+        if faults == std::mem::replace(&mut self.faults, faults) {
+            return;
+        }
+        for slot in 0..self.io.sessions.len() as SessionSlot {
+            let damaged = self
+                .io
+                .session(slot)
+                .is_some_and(|session| session.map.is_damaged() || session.payloads.is_damaged());
+            if damaged {
+                let reason = "a segment of it was cut short".to_owned();
+                self.io.break_session(slot, reason);
+            }
+        }
     }
 
     fn take_in(&mut self) -> bool {
@@ -512,10 +536,6 @@ impl Core {
                 end,
                 answer_tail,
             } = self.hub.round_parts()[index];
-            if self.io.has_cut_short(slot) {
-                let reason = "its payload segment was cut short".to_owned();
-                self.io.break_session(slot, reason);
-            }
             if let Some(session) = self.io.session_mut(slot) {
                 session.confirm(end, answer_tail, all_synced);
                 sync_wanted |= session.flush_synced > session.synced && session.flush_synced <= end;

@@ -41,6 +41,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::statvfs::statvfs;
 use ringmain::control::{Hello, PROTOCOL};
+use ringmain_ring::fault;
 use ringmain_ring::layout::LAYOUT_VERSION;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -204,6 +205,8 @@ pub fn serve(
     stop: &Stop,
     on_ready: impl FnOnce(),
 ) -> Result<(), BrokerError> {
+    fault::install()
+        .map_err(|e| BrokerError::io("cannot handle SIGBUS for", &options.shm_dir, e))?;
     make_shm(&options.shm_dir)?;
     check_private(&options.shm_dir)?;
     let _lock = lock_shm(&options.shm_dir)?;

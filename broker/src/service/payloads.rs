@@ -16,7 +16,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::warn;
 
 /// A session's first payload segment has so many bytes, if its payload needs no
@@ -48,18 +47,12 @@ pub(super) type Told = (ConnId, Notice, Option<OwnedFd>);
 pub(super) struct OutboundFile {
     file: File,
     pub words: ChunkWords,
-    /// A read has found the file shorter than it was made.
-    pub cut_short: AtomicBool,
 }
 
 impl OutboundFile {
     fn new(file: File, path: &Path, units: u32) -> Result<OutboundFile, SegmentError> {
         let words = ChunkWords::new(&file, path, units)?;
-        Ok(OutboundFile {
-            file,
-            words,
-            cut_short: AtomicBool::new(false),
-        })
+        Ok(OutboundFile { file, words })
     }
 
     /// Whether a client can have such a chunk in it.
@@ -76,9 +69,8 @@ impl OutboundFile {
         let start = unit_offset(self.words.units(), at.unit) + offset as u64;
         if self.file.read_exact_at(bytes, start).is_err() {
             bytes.fill(0);
-            // Relaxed: seen some time by the service thread, which ends the
-            // session.
-            self.cut_short.store(true, Ordering::Relaxed);
+            // The service thread sees it, and ends the session.
+            self.words.set_damaged();
         }
     }
 }
@@ -169,6 +161,11 @@ impl Payloads {
                 .sum(),
             Direction::Inbound => self.inbound.iter().map(|s| segment_bytes(s.units)).sum(),
         }
+    }
+
+    /// Whether the session's client has cut one short.
+    pub fn is_damaged(&self) -> bool {
+        self.outbound.iter().any(|file| file.words.is_damaged())
     }
 
     fn count(&self, direction: Direction) -> usize {
@@ -411,15 +408,6 @@ impl Io {
                 self.tell(slot, Notice::Gone { session: number }, None);
             }
         }
-    }
-
-    /// Whether the session's client has cut a payload segment short.
-    pub fn has_cut_short(&self, slot: SessionSlot) -> bool {
-        let session = self.session(slot);
-        session.is_some_and(|session| {
-            let mut outbound = session.payloads.outbound.iter();
-            outbound.any(|file| file.cut_short.load(Ordering::Relaxed))
-        })
     }
 }
 
