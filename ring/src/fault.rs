@@ -2,7 +2,7 @@
 //! a process that may write to a segment may also cut its file short, and whoever
 //! touches a page that the file no longer has gets SIGBUS.
 //!
-//! A [`Watched`] range survives that: the handler puts a page of zeroes in the
+//! A watched range survives that: the handler puts a page of zeroes in the
 //! place of the lost one, marks the range as damaged and lets the program go on.
 //! Whoever owns the range looks at the mark and stops using it. A SIGBUS anywhere
 //! else does what it did before.

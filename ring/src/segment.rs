@@ -59,7 +59,11 @@ pub enum SegmentError {
 }
 
 impl SegmentError {
-    fn io(what: &'static str, path: &Path, source: impl Into<io::Error>) -> SegmentError {
+    pub(crate) fn io(
+        what: &'static str,
+        path: &Path,
+        source: impl Into<io::Error>,
+    ) -> SegmentError {
         SegmentError::Io {
             what,
             path: path.to_owned(),
