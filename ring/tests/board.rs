@@ -94,7 +94,7 @@ fn a_board_that_is_cut_short_is_survived_by_both_sides() {
     let reader = Board::open(&name).unwrap();
     assert!(board.post(&[5; 4096]));
     let file = shm_open(name.as_str(), OFlag::O_RDWR, Mode::empty()).unwrap();
-    ftruncate(&file, 0).unwrap();
+    ftruncate(&file, 8).unwrap();
     let _ = reader.look();
     assert!(board.post(&[6; 4096]));
     assert!(matches!(
