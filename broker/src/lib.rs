@@ -1,6 +1,7 @@
 //! The Ringmain broker and its command line. The library is the binary's inside
 //! and what the tests reach; programs use the crate `ringmain`.
 
+pub mod board;
 pub mod control;
 pub mod hub;
 pub mod ledger;

@@ -325,8 +325,10 @@ fn what_is_printed_can_be_read_by_people_and_programs() {
         serde_json::from_str(&expect_run(&broker, 0, &["queue", "list", "--json"])).unwrap();
     assert_eq!(list[1]["settings"]["visibility_timeout_ms"], 300_000);
     assert_eq!(list[1]["settings"]["confirm"], "stored");
-    let stats: Value = serde_json::from_str(&expect_run(&broker, 0, &["stats", "--json"])).unwrap();
-    assert_eq!(stats["queues"], 2);
+    wait_until("the status board shows both", || {
+        let stats = expect_run(&broker, 0, &["stats", "--json"]);
+        serde_json::from_str::<Value>(&stats).unwrap()["queues"] == 2
+    });
     assert!(expect_run(&broker, 0, &["stats"]).contains("synced round"));
     assert!(expect_run(&broker, 0, &["--version"]).starts_with("ringmain "));
     let version: Value =
@@ -526,11 +528,10 @@ fn everything_that_is_printed_as_json_parses() {
     assert_eq!(list[0], json(&["queue", "info", "jobs", "--json"]));
     assert_eq!(list[0]["messages"], 3);
     assert_eq!(list[0]["settings"]["confirm"], "accepted");
-    let stats = json(&["stats", "--json"]);
-    assert_eq!(
-        (&stats["messages"], &stats["sends"]),
-        (&3.into(), &3.into())
-    );
+    wait_until("the status board shows them", || {
+        let stats = json(&["stats", "--json"]);
+        (&stats["messages"], &stats["sends"]) == (&3.into(), &3.into())
+    });
     assert!(json(&["version", "--json"])["version"].is_string());
     let lines = expect_run(&broker, 0, &["recv", "jobs", "--json", "--wait", "100ms"]);
     let ids: Vec<Value> = lines
@@ -554,6 +555,7 @@ fn every_command_explains_itself() {
         &["send"],
         &["recv"],
         &["stats"],
+        &["top"],
         &["demo"],
         &["version"],
     ] {

@@ -37,11 +37,13 @@ impl std::fmt::Debug for Board {
 
 impl Board {
     /// Makes the board of this name (which begins with a slash and has no other),
-    /// for snapshots of up to so many words, with its memory reserved, readable
+    /// for snapshots of up to so many bytes, with its memory reserved, readable
     /// and writable by this user alone. One that has the name already is a dead
     /// process's: it is removed.
-    pub fn create(name: &str, capacity: usize) -> Result<Board, SegmentError> {
+    pub fn create(name: &str, capacity_bytes: usize) -> Result<Board, SegmentError> {
         remove(name)?;
+        // The first word is the length in bytes.
+        let capacity = 1 + capacity_bytes.div_ceil(8);
         let bytes = 8 * (HEADER_WORDS + snapshot::words_for(capacity));
         let made = ShmemConf::new().os_id(name).size(bytes).create();
         let memory = made.map_err(|e| error("cannot create the status board", name, e))?;
@@ -107,13 +109,26 @@ impl Board {
     }
 
     /// Posts a snapshot. `false`, and nothing is changed, if it is too long.
-    pub fn post(&mut self, content: &[u64]) -> bool {
-        snapshot::write(&self.words()[HEADER_WORDS..], content)
+    pub fn post(&mut self, content: &[u8]) -> bool {
+        let mut words = vec![content.len() as u64];
+        words.extend(content.chunks(8).map(|bytes| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_ne_bytes(word)
+        }));
+        snapshot::write(&self.words()[HEADER_WORDS..], &words)
     }
 
     /// What was posted last, whole; `None` if nothing was yet.
-    pub fn look(&self) -> Option<Vec<u64>> {
-        snapshot::read(&self.words()[HEADER_WORDS..])
+    pub fn look(&self) -> Option<Vec<u8>> {
+        let words = snapshot::read(&self.words()[HEADER_WORDS..])?;
+        let (&length, content) = words.split_first()?;
+        let mut bytes: Vec<u8> = content.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        if length > bytes.len() as u64 {
+            return None;
+        }
+        bytes.truncate(length as usize);
+        Some(bytes)
     }
 }
 

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 pub(super) const FAILED: u8 = 1;
 /// The arguments make no sense. Clap uses the same.
 pub(super) const USAGE: u8 = 2;
-const NOT_RUNNING: u8 = 3;
+/// No broker is there.
+pub(super) const NOT_RUNNING: u8 = 3;
 const NO_SUCH_QUEUE: u8 = 4;
 /// The time was over first.
 pub(super) const TIMED_OUT: u8 = 5;

@@ -68,6 +68,15 @@ impl Interrupt {
         }
     }
 
+    /// Waits so long. `true` if a signal came first.
+    pub(super) fn wait(&self, time: Duration) -> bool {
+        let mut polled = [PollFd::new(self.bell.as_fd(), PollFlags::POLLIN)];
+        let millis = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        // Interrupted or not: who waits looks again.
+        let _ = poll(&mut polled, millis);
+        self.came()
+    }
+
     /// Waits until the descriptor can be read, or is at its end. `false` if a
     /// signal came first.
     pub(super) fn wait_readable(&self, descriptor: impl AsFd) -> io::Result<bool> {

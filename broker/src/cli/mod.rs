@@ -13,7 +13,9 @@ mod recv;
 mod send;
 mod serve;
 mod stats;
+mod status;
 mod stop;
+mod top;
 mod units;
 mod version;
 mod work;
@@ -101,6 +103,7 @@ enum Command {
     Recv(recv::Args),
     Dlq(dlq::Args),
     Stats(stats::Args),
+    Top(top::Args),
     Demo(demo::Args),
     Version(version::Args),
     Work(work::Args),
@@ -120,6 +123,7 @@ pub fn main() -> ExitCode {
         Command::Recv(args) => recv::run(&cli.global, args),
         Command::Dlq(args) => dlq::run(&cli.global, args),
         Command::Stats(args) => stats::run(&cli.global, args),
+        Command::Top(args) => top::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
         Command::Work(args) => work::run(&cli.global, args),
         Command::Version(args) => version::run(&cli.global, args),

@@ -34,6 +34,13 @@ pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
     line(&text)
 }
 
+/// Writes a value as JSON in one line.
+pub(super) fn json_line(value: &impl Serialize) -> Result<(), Failure> {
+    let text =
+        serde_json::to_string(value).map_err(|e| Failure::io("cannot write as JSON", &e.into()))?;
+    line(&text)
+}
+
 /// How a column's cells stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Align {

@@ -302,6 +302,7 @@ impl Hub {
         self.counters.deliveries += 1;
         self.counters.redeliveries += u64::from(message.history.was_leased());
         queue.leased += 1;
+        queue.deliveries += 1;
         session.attachments[attachment as usize].live += 1;
         session.memory.reads += u32::from(shown != Shown::No);
         self.next_expiry_ns = self.next_expiry_ns.min(deadline_ns);

@@ -119,6 +119,7 @@ impl Hub {
         self.note_chunk(index);
         let target = self.queue_mut(queue);
         target.messages += 1;
+        target.sends += 1;
         if target.is_behind() {
             self.enlist(index, State::Later);
         } else {
@@ -225,6 +226,7 @@ impl Hub {
         }
         self.counters.acks += 1;
         let message = self.leases[lease.entry as usize].message;
+        self.queue_mut(self.messages[message].queue).acks += 1;
         self.end_lease(lease.entry, LeaseState::Acked, false, port);
         self.session_mut(slot)
             .ends

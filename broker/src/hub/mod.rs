@@ -34,6 +34,7 @@ mod moves;
 mod port;
 mod recover;
 mod round;
+mod status;
 #[cfg(test)]
 mod tests;
 
@@ -45,6 +46,7 @@ pub use port::{
 };
 pub use recover::{LeaseRow, RestoredSession};
 pub use round::{Append, Close, Finished, FrozenMessage, FrozenRound, SessionPart, Source};
+pub use status::QueueStatus;
 
 use crate::store::block::{Block, PART_BYTES};
 use crate::store::{QueueNumber, QueueRow};
@@ -186,6 +188,10 @@ struct Queue {
     /// Messages that are not settled.
     messages: u64,
     leased: u64,
+    /// Sends taken in, deliveries and acks, since the hub was made.
+    sends: u64,
+    deliveries: u64,
+    acks: u64,
     /// When a lease of it ended last.
     last_end_ns: u64,
     /// Whether it stands in `Hub::runnable`.
@@ -400,12 +406,6 @@ impl Hub {
         self.messages.used()
     }
 
-    /// Bytes of stored messages in memory.
-    #[cfg(test)]
-    pub fn cached_bytes(&self) -> usize {
-        self.queues.iter().flatten().map(|q| q.cached_bytes).sum()
-    }
-
     /// Lease entries that a delivery could use without growing the table.
     #[cfg(test)]
     pub fn free_lease_entries(&self) -> usize {
@@ -461,6 +461,9 @@ impl Hub {
             producers: 0,
             messages: 0,
             leased: 0,
+            sends: 0,
+            deliveries: 0,
+            acks: 0,
             last_end_ns: 0,
             runnable: false,
         });

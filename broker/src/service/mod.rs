@@ -30,6 +30,7 @@ pub(crate) use worker::pack_moves;
 use self::core::{Core, Outward, Setup};
 use self::payloads::PayloadLimits;
 use self::worker::Workers;
+use crate::board::BoardWriter;
 use crate::control::{Control, ControlError, Event};
 use crate::hub::{Close, HubLimits};
 use crate::ledger::LedgerError;
@@ -282,7 +283,10 @@ fn serve_once(
         events,
         workers,
         epoll,
+        board: BoardWriter::new(&options.socket, instance),
     };
+    // For who looks as soon as it hears that there is a broker.
+    service.post();
     info!(
         socket = %options.socket.display(),
         sessions = service.core.by_number.len(),
@@ -308,6 +312,7 @@ struct Service {
     events: mpsc::Receiver<Event>,
     workers: Workers,
     epoll: Epoll,
+    board: BoardWriter,
 }
 
 impl Service {
@@ -323,6 +328,9 @@ impl Service {
             }
             busy |= self.core.pass(now_ns())?;
             self.send_out()?;
+            if self.board.is_due(self.core.now_ns, busy) {
+                self.post();
+            }
             idle = if busy { 0 } else { idle + 1 };
             if idle <= IDLE_SPINS {
                 std::hint::spin_loop();
@@ -334,6 +342,11 @@ impl Service {
             }
         }
         Ok(())
+    }
+
+    fn post(&mut self) {
+        let status = self.core.status();
+        self.board.post(status);
     }
 
     fn take_events(&mut self) {
@@ -389,9 +402,9 @@ impl Service {
             return Ok(());
         }
         let now = now_ns();
-        let until = self.core.next_wake_ns().map_or(SLEEP_MAX, |due| {
-            Duration::from_nanos(due.saturating_sub(now)).min(SLEEP_MAX)
-        });
+        let post = self.board.due_ns();
+        let due = self.core.next_wake_ns().map_or(post, |due| due.min(post));
+        let until = Duration::from_nanos(due.saturating_sub(now)).min(SLEEP_MAX);
         // Rounded up: waking before it is time would only spin.
         let millis = until.as_nanos().div_ceil(1_000_000) as u16;
         let mut events = [EpollEvent::empty(); 64];

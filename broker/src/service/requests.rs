@@ -4,7 +4,8 @@ use super::core::{Core, Outward};
 use super::session::SessionIo;
 use super::stop;
 use super::worker::{Job, ListJob};
-use crate::control::{ConnId, Peer};
+use crate::board::Status;
+use crate::control::{ConnId, Peer, start_time};
 use crate::hub::{AdminReply, SessionSlot, Ticket};
 use crate::ledger::{LedgerError, SessionState};
 use ringmain::Error;
@@ -315,6 +316,23 @@ impl Core {
         if let Some(&slot) = self.by_number.get(&number) {
             self.end_session(slot);
             self.reader_gone(slot);
+        }
+    }
+
+    /// What the status board shows.
+    pub fn status(&mut self) -> Status {
+        let pid = std::process::id();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid,
+            start_time: start_time(pid as i32).unwrap_or(0),
+            posted_ns: self.now_ns,
+            draining: self.stopping.is_draining(),
+            stats: self.stats(),
+            cached_bytes: self.hub.cached_bytes() as u64,
+            payload_bytes: self.io.payload_bytes,
+            per_queue: self.hub.queue_status(wall_ms(), &mut self.io),
+            ..Status::default()
         }
     }
 

@@ -47,6 +47,11 @@ pub(super) struct Stopping {
 }
 
 impl Stopping {
+    /// Whether a drain is under way.
+    pub fn is_draining(&self) -> bool {
+        self.stage == Stage::Draining
+    }
+
     /// Whether the request must not be taken any more: it would give a session
     /// something new to do, or open one.
     pub fn refuses(&self, request: &Request) -> bool {

@@ -199,6 +199,17 @@ impl Broker {
         std::fs::remove_dir_all(self.shm_dir()).unwrap();
     }
 
+    /// The note that names its status board.
+    pub fn board_note(&self) -> PathBuf {
+        self.folder().join("socket.board")
+    }
+
+    /// The file of its status board, if it has one.
+    pub fn board_file(&self) -> Option<PathBuf> {
+        let name = std::fs::read_to_string(self.board_note()).ok()?;
+        Some(Path::new("/dev/shm").join(name.trim_start_matches('/')))
+    }
+
     /// The sessions whose files are in the shared-memory folder.
     pub fn session_files(&self) -> Vec<String> {
         let mut names = files(&self.shm_dir());
@@ -278,6 +289,10 @@ impl Drop for Broker {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
             let _ = process.wait();
+        }
+        // A killed broker's stays, and no successor comes.
+        if let Some(board) = self.board_file() {
+            let _ = std::fs::remove_file(board);
         }
         show_if_failing("broker", &self.log());
     }
