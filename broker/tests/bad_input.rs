@@ -6,9 +6,7 @@
 
 mod common;
 
-use common::{
-    Broker, Consume, Kind, Process, Produce, Role, audit, files, payload, scramble, wait_until,
-};
+use common::{Broker, Kind, Role, Witness, files, payload, scramble, wait_until};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use ringmain::control::{LINE_BYTES_MAX, MESSAGE_BYTES_LIMIT, WINDOW_MAX};
 use ringmain::{Client, Confirm, Error, ErrorCode, QueueSettings};
@@ -83,44 +81,6 @@ fn expect_error<T>(outcome: ringmain::Result<T>, code: ErrorCode, said: &str) {
     assert!(text.contains(said), "{text:?} does not say {said:?}");
     assert!(!text.chars().any(char::is_control), "{text:?}");
     assert!(text.len() < 600, "{text:?}");
-}
-
-/// A producer and a consumer who must not notice any of it.
-struct Witness {
-    producer: Process,
-    consumer: Process,
-}
-
-impl Witness {
-    fn of(broker: &Broker) -> Witness {
-        broker.create("witness", &QueueSettings::default());
-        let witness = Witness {
-            producer: broker.produce(Produce {
-                // Few at a time: it is not a load.
-                flush_every: 5,
-                ..Produce::new("witness", 1)
-            }),
-            consumer: broker.consume(Consume::new("witness")),
-        };
-        witness.undisturbed();
-        witness
-    }
-
-    #[track_caller]
-    fn undisturbed(&self) {
-        self.producer.wait_for_more(10);
-        self.consumer.wait_for_more(10);
-    }
-
-    #[track_caller]
-    fn finish(mut self, broker: &Broker) {
-        self.undisturbed();
-        self.producer.finish();
-        broker.wait_drained("witness");
-        self.consumer.finish();
-        let report = audit(&[&self.producer], &[&self.consumer]);
-        assert_eq!((report.delivered, report.repeated), (report.accepted, 0));
-    }
 }
 
 /// The control socket without the library.

@@ -70,6 +70,7 @@ pub struct Broker {
     folder: tempfile::TempDir,
     shm: tempfile::TempDir,
     process: Option<Child>,
+    arguments: Vec<String>,
     children: std::cell::Cell<u32>,
 }
 
@@ -90,6 +91,16 @@ impl Broker {
         broker
     }
 
+    /// Starts a broker with these arguments more, and a queue of this name.
+    #[track_caller]
+    pub fn start_with(arguments: &[&str], queue: &str) -> Broker {
+        let mut broker = Broker::new();
+        broker.arguments = arguments.iter().map(|&a| a.to_owned()).collect();
+        broker.restart();
+        broker.create(queue, &QueueSettings::default());
+        broker
+    }
+
     /// New folders, and no broker yet.
     pub fn new() -> Broker {
         let name = |builder: &mut tempfile::Builder<'_, '_>, folder: &str| {
@@ -99,6 +110,7 @@ impl Broker {
             folder: name(&mut tempfile::Builder::new(), "/tmp"),
             shm: name(&mut tempfile::Builder::new(), "/dev/shm"),
             process: None,
+            arguments: Vec::new(),
             children: std::cell::Cell::new(0),
         }
     }
@@ -140,6 +152,7 @@ impl Broker {
             .create(true)
             .open(self.log());
         let mut command = serve_command(&self.data_dir(), &self.shm_dir(), &self.socket());
+        command.args(&self.arguments);
         let child = command.stderr(log.unwrap()).spawn().unwrap();
         Starting { child }
     }

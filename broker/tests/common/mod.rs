@@ -11,12 +11,14 @@ mod child;
 pub mod guide;
 mod role;
 mod tally;
+mod witness;
 
 pub use audit::{Report, audit, settled_after};
 pub use broker::{Broker, PROGRAM, Starting, pause, serve_command, timed};
 pub use child::Process;
 pub use role::{Consume, Hold, Produce, Role, payload, run_child};
 pub use tally::{Entry, Kind, Tally};
+pub use witness::Witness;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -18,6 +18,12 @@ pub enum Role {
     Produce(Produce),
     Consume(Consume),
     Hold(Hold),
+    /// Loans a payload of so many bytes, writes it, and sends it when it is told to
+    /// come to its end.
+    Loan {
+        queue: String,
+        bytes: usize,
+    },
     /// Forks, and looks what works on either side.
     Fork {
         queue: String,
@@ -126,6 +132,7 @@ pub fn run_child() {
         Role::Produce(role) => produce(&client, &role, &mut tally, &told),
         Role::Consume(role) => consume(&client, &role, &mut tally, &told),
         Role::Hold(role) => hold(&client, &role, &mut tally, &told),
+        Role::Loan { queue, bytes } => loan(&client, &queue, bytes, &mut tally, &told),
         Role::Fork { queue } => fork(&client, &queue),
         Role::Attach { queue, pairs } => attach(&client, &queue, pairs, &mut tally, &told),
     }
@@ -277,6 +284,22 @@ fn hold(client: &Client, role: &Hold, tally: &mut Tally, told: &AtomicBool) {
         }),
         Err(error) => panic!("{error}"),
     }
+}
+
+fn loan(client: &Client, queue: &str, bytes: usize, tally: &mut Tally, told: &AtomicBool) {
+    let producer = client.producer(queue).unwrap();
+    let mut loan = producer.loan(bytes).unwrap();
+    loan.copy_from_slice(&payload(1, 0, bytes));
+    let of = |kind: Kind, id: (u64, u64)| Entry {
+        producer: 1,
+        id,
+        ..Entry::new(kind)
+    };
+    tally.note(of(Kind::Intent, (0, 0)));
+    wait_told(told);
+    let id = loan.send().unwrap();
+    tally.note(of(Kind::Accepted, (id.session, id.position)));
+    producer.flush(Confirm::Stored).unwrap();
 }
 
 fn fork(client: &Client, queue: &str) {
