@@ -44,7 +44,8 @@ fn hold(broker: &Broker, take: u64) -> Process {
         window: take as u32,
         take,
     });
-    holder.wait_noted(Kind::Taken, take);
+    wait_until("it holds them", || holder.count() >= take);
+    assert_eq!(holder.count_of(Kind::Taken), take, "{:?}", holder.entries());
     holder
 }
 
@@ -153,7 +154,7 @@ fn a_reader_reads_on_when_the_producer_is_killed() {
     producer.kill();
     // What it reads is compared again when it acks.
     let mut witness = broker.produce(large(2, 8));
-    witness.finish();
+    witness.wait();
     holder.finish();
     assert_eq!(holder.count_of(Kind::Damaged), 0);
     let report = drain(&broker, &[&producer, &witness], &[&holder]);
@@ -183,7 +184,7 @@ fn what_a_killed_consumer_read_in_place_comes_again_whole() {
 fn readers_read_on_when_the_broker_is_killed() {
     let mut broker = Broker::with_queue("jobs");
     let mut stored = broker.produce(large(1, 3));
-    stored.finish();
+    stored.wait();
     let mut producer = broker.produce(large(2, 3));
     producer.wait_noted(Kind::Confirmed, 1);
     let mut holder = hold(&broker, 6);
@@ -207,7 +208,7 @@ fn readers_read_on_when_the_broker_is_killed() {
 fn what_a_killed_consumer_had_from_the_store_comes_again_whole() {
     let broker = Broker::with_queue("jobs");
     let mut producer = broker.produce(large(1, 6));
-    producer.finish();
+    producer.wait();
     let mut holder = hold(&broker, 4);
     holder.kill();
     wait_no_segments(&broker);
@@ -271,13 +272,25 @@ fn bytes_of_a_message_outlive_everything_but_their_last_owner() {
     let bytes = message.into_bytes();
     let part = bytes.slice(1000..2000);
     drop(bytes);
-    drop((producer, consumer, client));
+    drop(producer);
     let expected = sent[1000..2000].to_vec();
-    std::thread::spawn(move || assert_eq!(part, expected))
-        .join()
-        .unwrap();
-    wait_no_segments(&broker);
+    let check = move || assert_eq!(part, expected);
+    assert_eq!(broker.info("jobs").leased, 1);
+    std::thread::spawn(check).join().unwrap();
     broker.wait_drained("jobs");
+
+    // Without the consumer the lease is over, and the bytes are there.
+    client.producer("jobs").unwrap().send(&sent).unwrap();
+    let bytes = consumer.recv().unwrap().into_bytes();
+    drop((consumer, client));
+    assert_eq!(bytes, sent);
+    let mut other = broker.client().consumer("jobs").unwrap();
+    let again = other.recv_timeout(common::BOUND).unwrap().unwrap();
+    assert_eq!((again.payload(), again.redelivered()), (&sent[..], true));
+    again.ack().unwrap();
+    drop((bytes, other));
+    broker.wait_drained("jobs");
+    wait_no_segments(&broker);
 }
 
 /// Bytes of the payload segments.
@@ -532,8 +545,9 @@ impl Drop for SmallShm {
 fn shared_memory_of_64_mib_and_full_is_enough_for_what_is_there() {
     const MIB: usize = 1 << 20;
     let Some(shm) = SmallShm::mount() else { return };
-    let dir = shm.0.path().join("shm");
-    let broker = Broker::start_with(&["--shm-dir", dir.to_str().unwrap()], "jobs");
+    let mut broker = Broker::new_in(shm.0.path());
+    broker.restart();
+    broker.create("jobs", &QueueSettings::default());
     let client = broker.client();
     let producer = client.producer("jobs").unwrap();
     let small = broker.client();

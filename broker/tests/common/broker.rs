@@ -103,12 +103,17 @@ impl Broker {
 
     /// New folders, and no broker yet.
     pub fn new() -> Broker {
-        let name = |builder: &mut tempfile::Builder<'_, '_>, folder: &str| {
+        Broker::new_in(Path::new("/dev/shm"))
+    }
+
+    /// The same, with the folder of shared memory in this one.
+    pub fn new_in(shm: &Path) -> Broker {
+        let name = |builder: &mut tempfile::Builder<'_, '_>, folder: &Path| {
             builder.prefix("ringmain-test-").tempdir_in(folder).unwrap()
         };
         Broker {
-            folder: name(&mut tempfile::Builder::new(), "/tmp"),
-            shm: name(&mut tempfile::Builder::new(), "/dev/shm"),
+            folder: name(&mut tempfile::Builder::new(), Path::new("/tmp")),
+            shm: name(&mut tempfile::Builder::new(), shm),
             process: None,
             arguments: Vec::new(),
             children: std::cell::Cell::new(0),
