@@ -12,6 +12,7 @@ use ringmain_ring::wait::client;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Mutex, TryLockError};
+use std::time::Duration;
 
 /// Until it has so much, a session asks for more memory rather than wait for
 /// chunks to come back: enough to have a consumer at work while the next
@@ -34,7 +35,8 @@ pub(crate) struct Outbounds {
 
 #[derive(Debug, Default)]
 struct Segments {
-    /// By number.
+    /// In the order of their numbers, some of which may be missing: of segments
+    /// that a broker made, and did not live to pass on.
     list: Vec<payload::Outbound>,
     /// No more is asked for before this time of the monotonic clock.
     refused_until_ns: u64,
@@ -72,7 +74,9 @@ impl Segments {
 impl Outbounds {
     /// Its owner is done with a loan, whether it was sent or not.
     pub(crate) fn put_back(&self, loan: Loan) {
-        if let Some(segment) = lock(&self.segments).list.get_mut(loan.segment() as usize) {
+        let mut segments = lock(&self.segments);
+        let number = loan.segment();
+        if let Some(segment) = segments.list.iter_mut().find(|s| s.segment() == number) {
             segment.put_back(loan);
         }
     }
@@ -119,6 +123,10 @@ impl Session {
                     return Err(Error::Full(why));
                 }
             }
+            // The broker died, or restarts: the next one is asked.
+            Err(Error::Io { .. }) if !self.link().keep_up(Duration::ZERO)? => {
+                return Ok(Progress::Wait(client::ROOM));
+            }
             Err(error) => return Err(error),
         }
         match lock(&outbounds.segments).find(len) {
@@ -128,8 +136,10 @@ impl Session {
     }
 
     fn map_outbound(&self, made: PayloadSegment, file: File) -> Result<payload::Outbound> {
-        let known = lock(&self.outbounds().segments).list.len();
-        if made.segment as usize != known {
+        let segments = lock(&self.outbounds().segments);
+        let last = segments.list.last().map(payload::Outbound::segment);
+        drop(segments);
+        if last.is_some_and(|last| made.segment <= last) {
             return Err(self.corrupt(&"a payload segment out of its turn"));
         }
         let map = PayloadMap::new(&file, Path::new("a payload segment"), made.units)?;

@@ -280,6 +280,11 @@ pub struct Outbound {
 }
 
 impl Outbound {
+    /// Its number.
+    pub fn segment(&self) -> u32 {
+        self.segment
+    }
+
     /// Of a new segment.
     pub fn new(map: PayloadMap, segment: u32) -> Outbound {
         Outbound {

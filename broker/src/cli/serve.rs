@@ -34,8 +34,8 @@ pub(super) struct Args {
     /// Shared memory for the large payloads of one client, each way
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "2GiB")]
     session_payload_memory: u64,
-    /// Shared memory for all large payloads [default: half of the file system of
-    /// --shm-dir]
+    /// Shared memory for all large payloads, half of it each way [default: half of
+    /// the file system of --shm-dir]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     payload_memory: Option<u64>,
     /// How log lines look

@@ -36,8 +36,8 @@ pub(super) struct Io {
     /// The folder of the segments.
     pub dir: PathBuf,
     pub limits: PayloadLimits,
-    /// Bytes of all payload segments.
-    pub payload_bytes: u64,
+    /// Bytes of all payload segments, in each direction.
+    pub payload_bytes: [u64; 2],
     /// For payloads on their way from one segment to another.
     buffer: Vec<u8>,
     /// Sessions to be ended at the end of the pass: their client has said so, or
@@ -57,7 +57,7 @@ impl Io {
             told: Vec::new(),
             dir: setup.shm_dir.clone(),
             limits: setup.payload_limits,
-            payload_bytes: 0,
+            payload_bytes: [0; 2],
             buffer: Vec::new(),
             ending: Vec::new(),
         }
@@ -75,7 +75,7 @@ impl Io {
 
     pub fn insert(&mut self, slot: SessionSlot, session: SessionIo) {
         for direction in [Direction::Outbound, Direction::Inbound] {
-            self.payload_bytes += session.payloads.bytes(direction);
+            self.payload_bytes[direction as usize] += session.payloads.bytes(direction);
         }
         let needed = slot as usize + 1;
         if self.sessions.len() < needed {

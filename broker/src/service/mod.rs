@@ -76,7 +76,8 @@ pub struct ServeOptions {
     pub disk_reserve_bytes: u64,
     /// Payload memory of one session, in bytes, in each direction.
     pub session_payload_bytes: u64,
-    /// Payload memory of all sessions, in bytes; `None`: half of the file system
+    /// Payload memory of all sessions, in bytes, half of it for each direction;
+    /// `None`: half of the file system
     /// of `shm_dir`.
     pub payload_bytes: Option<u64>,
 }

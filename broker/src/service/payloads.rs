@@ -33,7 +33,7 @@ const ANNOUNCED_MAX: usize = 64;
 pub struct PayloadLimits {
     /// A session's segments, in each direction.
     pub session_bytes: u64,
-    /// All segments.
+    /// All segments; half of it for each direction.
     pub total_bytes: u64,
 }
 
@@ -257,15 +257,21 @@ impl Io {
             )));
         }
         let mut units = needed.max(step as u32);
-        if self.make_file(&path, have, units).is_err() {
+        if self.make_file(&path, direction, have, units).is_err() {
             units = needed;
-            self.make_file(&path, have, units)?;
+            self.make_file(&path, direction, have, units)?;
         }
         let segment = segment as u32;
         Ok((PayloadSegment { segment, units }, path))
     }
 
-    fn make_file(&self, path: &Path, have: u64, units: u32) -> Result<(), Error> {
+    fn make_file(
+        &self,
+        path: &Path,
+        direction: Direction,
+        have: u64,
+        units: u32,
+    ) -> Result<(), Error> {
         let bytes = segment_bytes(units);
         let limit = self.limits.session_bytes;
         if have + bytes > limit {
@@ -274,11 +280,20 @@ impl Io {
                  limit of {limit}: see `ringmain serve --session-payload-memory`"
             )));
         }
-        let (all, limit) = (self.payload_bytes, self.limits.total_bytes);
+        // Half for each, so that neither senders nor receivers can take all of it
+        // and have the others wait for ever.
+        let (all, limit) = (
+            self.payload_bytes[direction as usize],
+            self.limits.total_bytes / 2,
+        );
         if all + bytes > limit {
+            let whose = match direction {
+                Direction::Outbound => "senders",
+                Direction::Inbound => "receivers",
+            };
             return Err(Error::Full(format!(
-                "{all} bytes of payload memory are in use, and {bytes} more would exceed the limit \
-                 of {limit}: see `ringmain serve --payload-memory`"
+                "{all} bytes of payload memory are in use by {whose}, and {bytes} more would exceed \
+                 their limit of {limit}: see `ringmain serve --payload-memory`"
             )));
         }
         // What a broker left that died before it noted the segment.
@@ -302,7 +317,7 @@ impl Io {
                 .add_segment(direction, made.segment, made.units);
             place_to_die();
             add(&mut session.payloads);
-            self.payload_bytes += segment_bytes(made.units);
+            self.payload_bytes[direction as usize] += segment_bytes(made.units);
         }
     }
 
@@ -391,7 +406,7 @@ impl Io {
     /// segments is told that.
     pub fn forget_segments(&mut self, session: &SessionIo) {
         for direction in [Direction::Outbound, Direction::Inbound] {
-            self.payload_bytes -= session.payloads.bytes(direction);
+            self.payload_bytes[direction as usize] -= session.payloads.bytes(direction);
         }
         if session.payloads.outbound.is_empty() {
             return;

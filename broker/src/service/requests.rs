@@ -330,7 +330,7 @@ impl Core {
             draining: self.stopping.is_draining(),
             stats: self.stats(),
             cached_bytes: self.hub.cached_bytes() as u64,
-            payload_bytes: self.io.payload_bytes,
+            payload_bytes: self.io.payload_bytes.iter().sum(),
             per_queue: self.hub.queue_status(wall_ms(), &mut self.io),
             ..Status::default()
         }
