@@ -1,7 +1,7 @@
 //! What must be true of a hub between any two calls.
 
 use crate::hub::message::{List, MessageIndex, NONE, Place, State};
-use crate::hub::{Hub, LeaseState};
+use crate::hub::{Hub, LeaseState, Shown};
 use std::collections::HashMap;
 
 impl Hub {
@@ -112,11 +112,15 @@ impl Hub {
     fn check_leases(&self) {
         let mut live: HashMap<(u32, u32), u32> = HashMap::new();
         let mut leased: HashMap<u32, u64> = HashMap::new();
-        for lease in self
-            .leases
-            .iter()
-            .filter(|lease| lease.state == LeaseState::Leased)
-        {
+        for lease in &self.leases {
+            let is_live = lease.state == LeaseState::Leased;
+            // What its holder still reads counts in its window.
+            if !is_live && lease.shown != Shown::No {
+                *live.entry((lease.holder, lease.attachment)).or_default() += 1;
+            }
+            if !is_live {
+                continue;
+            }
             *live.entry((lease.holder, lease.attachment)).or_default() += 1;
             *leased
                 .entry(self.messages[lease.message].queue)

@@ -2,11 +2,15 @@
 
 use crate::control::{ConnId, Peer};
 use ringmain::control::Purpose;
-use ringmain::record::{self, Answer, Delivered, Delivery, Lease};
+use ringmain::record::{self, Answer, Chunk, Delivered, Delivery, Lease};
 use ringmain_ring::Ordering;
+use ringmain_ring::payload::{Outbound, unit_offset};
 use ringmain_ring::record_ring::{Reader, Writer};
 use ringmain_ring::session::SessionMap;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 /// What the session holds of a queue.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +29,41 @@ pub struct Found {
     pub delivery: Delivery,
     pub position: u64,
     pub payload: Vec<u8>,
+}
+
+/// A payload in a chunk, and what it was when it was delivered.
+struct Shown {
+    file: File,
+    offset: u64,
+    payload: Vec<u8>,
+}
+
+impl Shown {
+    /// By its file, and not by the descriptor that the broker sends: so it is read
+    /// at once.
+    fn at(path: &Path, chunk: Chunk) -> Shown {
+        let file = File::open(path).unwrap();
+        let mut units = 1;
+        // Nothing says how many units a segment has but its length.
+        while ringmain_ring::payload::segment_bytes(units) < file.metadata().unwrap().len() {
+            units += 1;
+        }
+        let offset = unit_offset(units, chunk.unit);
+        let payload = vec![0; chunk.len as usize];
+        let mut shown = Shown {
+            file,
+            offset,
+            payload,
+        };
+        shown.payload = shown.read();
+        shown
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.payload.len()];
+        self.file.read_exact_at(&mut bytes, self.offset).unwrap();
+        bytes
+    }
 }
 
 /// What became of a client.
@@ -48,6 +87,11 @@ pub struct Client {
     pub attachments: Vec<Attachment>,
     /// An attachment that was asked for and never answered.
     pub attaching: Option<Attachment>,
+    dir: PathBuf,
+    /// Its outbound payload segments.
+    pub outbound: Vec<Outbound>,
+    /// Chunks that deliveries show it, by their positions.
+    shown: HashMap<u64, Shown>,
     map: SessionMap,
     writer: Writer,
     deliveries: Reader,
@@ -63,7 +107,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(conn: ConnId, peer: Peer, map: SessionMap) -> Client {
+    pub fn new(conn: ConnId, peer: Peer, map: SessionMap, dir: &Path) -> Client {
         Client {
             conn: Some(conn),
             peer,
@@ -71,6 +115,9 @@ impl Client {
             life: Life::Alive,
             attachments: Vec::new(),
             attaching: None,
+            dir: dir.to_owned(),
+            outbound: Vec::new(),
+            shown: HashMap::new(),
             map,
             writer: Writer::new(0, 0),
             deliveries: Reader::new(0, 0),
@@ -103,6 +150,37 @@ impl Client {
         let slot = begun.unwrap().ok()?;
         slot.put_bytes(record::SEND_HEAD_BYTES, payload);
         Some((slot.position, self.writer.next_position()))
+    }
+
+    /// The same with the payload in a chunk. `None`: no room, or no chunk.
+    pub fn send_chunk(&mut self, attachment: u32, payload: &[u8]) -> Option<(u64, u64)> {
+        let mut segments = self.outbound.iter_mut();
+        let (owner, mut loan) =
+            segments.find_map(|o| o.allocate(payload.len()).map(|loan| (o, loan)))?;
+        loan.copy_from_slice(payload);
+        let chunk = Chunk {
+            segment: loan.segment(),
+            unit: loan.unit(),
+            len: payload.len() as u32,
+        };
+        let ring = self.map.submission();
+        let begun = record::Send::write_chunk(&mut self.writer, ring, attachment, 1, chunk);
+        let position = begun.unwrap().ok();
+        if let Some(position) = position {
+            loan.take(position);
+        }
+        owner.put_back(loan);
+        Some((position?, self.writer.next_position()))
+    }
+
+    /// I9: what a delivery showed it is there until it answers.
+    pub fn check_shown(&self, positions: &[u64]) {
+        for shown in positions.iter().filter_map(|at| self.shown.get(at)) {
+            assert!(
+                shown.read() == shown.payload,
+                "I9: a chunk was used again under its reader"
+            );
+        }
     }
 
     /// The records below give the end of what they wrote, unpublished.
@@ -162,11 +240,31 @@ impl Client {
         let mut found = Vec::new();
         while let Some(record) = self.deliveries.next(ring).unwrap() {
             let (delivery, place) = Delivery::read(&record, ring).unwrap();
-            let Delivered::Inline { offset, len } = place else {
-                panic!("a chunk, which this client does not know");
+            let (name, chunk) = match place {
+                Delivered::Inline { .. } => (String::new(), None),
+                Delivered::InPlace(chunk) => {
+                    let name = format!("s{}.out{}", delivery.session, chunk.segment);
+                    (name, Some(chunk))
+                }
+                Delivered::Inbound(chunk) => {
+                    let name = format!("s{}.in{}", self.session, chunk.segment);
+                    (name, Some(chunk))
+                }
             };
-            let mut payload = vec![0; len];
-            ring.area.copy_out(offset, &mut payload);
+            let payload = match (place, chunk) {
+                (Delivered::Inline { offset, len }, _) => {
+                    let mut payload = vec![0; len];
+                    ring.area.copy_out(offset, &mut payload);
+                    payload
+                }
+                (_, Some(chunk)) => {
+                    let shown = Shown::at(&self.dir.join(name), chunk);
+                    let payload = shown.payload.clone();
+                    self.shown.insert(record.position, shown);
+                    payload
+                }
+                _ => unreachable!("what is not inline is in a chunk"),
+            };
             self.inbox.push_back((record.position, record.end()));
             found.push(Found {
                 delivery,
@@ -186,6 +284,7 @@ impl Client {
     pub fn forget(&mut self) {
         self.inbox.clear();
         self.held.clear();
+        self.shown.clear();
     }
 
     /// Takes the oldest delivery that was seen.

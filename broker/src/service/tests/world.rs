@@ -14,9 +14,10 @@ use crate::service::BrokerError;
 use crate::store::model::{Fault, ModelStore};
 use crate::store::{Store, StoreError, StoredQueue};
 use ringmain::QueueSettings;
-use ringmain::control::{Attached, Purpose, Reply, Request, Rings};
+use ringmain::control::{Attached, PayloadSegment, Purpose, Reply, Request, Rings};
 use ringmain::record::{self, Answer, submission};
 use ringmain_ring::layout::LAYOUT_VERSION;
+use ringmain_ring::payload::{Outbound, PayloadMap};
 use ringmain_ring::session::SessionMap;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -24,7 +25,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Longest payload of the queues.
-pub const PAYLOAD_MAX: u32 = 900;
+pub const PAYLOAD_MAX: u32 = 2500;
+/// Longest payload that is sent in a record, and may come in one.
+const INLINE_MAX: usize = 900;
+/// A payload segment is asked for so many bytes.
+const SEGMENT_BYTES: u64 = 3 * 4096;
 /// Every wait in the world is over after so long: leases, delays, intervals.
 const LONG_NS: u64 = 2_000_000_000;
 const RINGS: Rings = Rings {
@@ -314,7 +319,7 @@ impl World {
             instance: 7,
             sessions_max: 64,
             payload_limits: crate::service::payloads::PayloadLimits {
-                session_bytes: 64 << 20,
+                session_bytes: 64 << 10,
                 total_bytes: 256 << 20,
             },
         };
@@ -557,6 +562,8 @@ impl World {
         if doomed {
             peer.start_time = DOOMED;
         }
+        // Another user's chunks are not read in place.
+        peer.uid = self.dice.below(2) as u32;
         let conn = self.new_conn();
         let request = Request::Open {
             layout: LAYOUT_VERSION,
@@ -575,7 +582,8 @@ impl World {
             self.strays.push(map.session());
             return None;
         }
-        self.clients.push(Client::new(conn, peer, map));
+        self.clients
+            .push(Client::new(conn, peer, map, self.dir.path()));
         let index = self.clients.len() - 1;
         let session = self.clients[index].session;
         self.note(|| format!("client {index} opens session {session}, doomed: {doomed}"));
@@ -671,9 +679,13 @@ impl World {
             let payload: Vec<u8> = (0..len)
                 .map(|at| (stamp * 31 + at as u64 * 7) as u8)
                 .collect();
-            let Some(range) = self.clients[client].send(attachment.index, &payload) else {
-                break;
+            // Some that would fit a record, too.
+            let in_chunk = len > INLINE_MAX || (len > 128 && len.is_multiple_of(2));
+            let sent = match in_chunk {
+                true => self.send_chunk(client, attachment.index, &payload),
+                false => self.clients[client].send(attachment.index, &payload),
             };
+            let Some(range) = sent else { break };
             let too_large = len > PAYLOAD_MAX as usize;
             self.note(|| {
                 format!(
@@ -685,6 +697,36 @@ impl World {
                 .accepted(session, range, attachment.queue, payload, too_large);
         }
         self.clients[client].publish();
+    }
+
+    /// Sends in a chunk, of a new segment if the client has none that is free.
+    fn send_chunk(&mut self, client: usize, attachment: u32, payload: &[u8]) -> Option<(u64, u64)> {
+        if let Some(range) = self.clients[client].send_chunk(attachment, payload) {
+            return Some(range);
+        }
+        let Client {
+            conn,
+            peer,
+            session,
+            ..
+        } = self.clients[client];
+        // What was written is published first: the broker may look.
+        self.clients[client].publish();
+        let request = Request::Outbound {
+            bytes: SEGMENT_BYTES,
+        };
+        let (reply, fds) = self.request(conn?, peer, request)?;
+        let Reply::Ok(value) = reply else { return None };
+        let PayloadSegment { segment, units } = serde_json::from_value(value).unwrap();
+        self.note(|| format!("client {client} has segment {segment} of session {session}"));
+        let file = File::from(fds.into_iter().next().unwrap());
+        let map = PayloadMap::new(&file, self.dir.path(), units).unwrap();
+        let client = &mut self.clients[client];
+        client.outbound.push(Outbound::new(map, segment));
+        if !client.is_alive() {
+            return None;
+        }
+        client.send_chunk(attachment, payload)
     }
 
     pub fn take(&mut self, client: usize, most: usize) {
@@ -704,7 +746,9 @@ impl World {
         let held = &mut self.clients[client].held;
         let from = from % held.len().max(1);
         let to = (from + most).min(held.len());
-        held.drain(from..to).collect()
+        let some: Vec<u64> = held.drain(from..to).collect();
+        self.clients[client].check_shown(&some);
+        some
     }
 
     /// Acks some of what the client holds, in one record.
