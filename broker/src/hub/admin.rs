@@ -208,7 +208,7 @@ impl Hub {
 
     /// A live lease of a deleted queue's message ends. Its holder may go on reading
     /// what it was shown.
-    fn settle_deleted(&mut self, entry: LeaseEntry, lease: Lease, port: &mut impl Port) {
+    pub(super) fn settle_deleted(&mut self, entry: LeaseEntry, lease: Lease, port: &mut impl Port) {
         if lease.shown == Shown::No {
             self.end_lease(entry, LeaseState::Acked, false, port);
             self.ends.push(entry);

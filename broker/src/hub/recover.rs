@@ -433,20 +433,15 @@ impl Hub {
     fn drop_orphan(&mut self, message: MessageIndex, port: &mut impl Port) {
         let mut entry = self.messages[message].leases;
         while entry != NONE {
-            let Lease {
-                next,
-                state,
-                end_done,
-                ..
-            } = self.leases[entry as usize];
-            if state == LeaseState::Leased {
-                self.end_lease(entry, LeaseState::Acked, false, port);
-                self.ends.push(entry);
-            } else if end_done {
+            let lease = self.leases[entry as usize];
+            if lease.state == LeaseState::Leased {
+                // Its holder reads on: the loss is the sender's alone.
+                self.settle_deleted(entry, lease, port);
+            } else if lease.end_done {
                 // It waited for the send.
                 self.ends.push(entry);
             }
-            entry = next;
+            entry = lease.next;
         }
         if self.messages[message].state != State::Settled {
             self.delayed.retain(|delayed| delayed.0.1 != message);
