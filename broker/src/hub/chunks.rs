@@ -183,9 +183,13 @@ impl Hub {
         debug_assert!(last.is_none(), "another holder was there");
     }
 
-    /// One holder of the chunk less; the last one's gives it back.
+    /// One holder of the chunk less; the last one's gives it back. But not before
+    /// its send is committed: a successor knows leases before the sends that they
+    /// are about, which hold the chunk again once they are found.
     pub(super) fn release_chunk(&mut self, index: ChunkIndex, port: &mut impl Port) {
-        if let Some(chunk) = self.chunks.release(index) {
+        if let Some(chunk) = self.chunks.release(index)
+            && chunk.position < self.session(chunk.slot).committed
+        {
             port.return_chunk(chunk.slot, chunk.at, chunk.position);
         }
     }

@@ -118,6 +118,13 @@ impl Hub {
                 continue;
             }
             let message = self.message_of(row, &slots, port);
+            let ended_by_record = matches!(row.state, LeaseState::Acked | LeaseState::Nacked);
+            if message == NONE && row.shown != Shown::No && !ended_by_record {
+                // Its message is gone, with its queue perhaps, and its holder reads on.
+                port.lease_state(row.entry, LeaseState::Shown, History::default());
+                self.restore_shown(row, &slots, port);
+                continue;
+            }
             self.restore_lease(row, message, &slots, port);
             if message != NONE {
                 messages.push(message);
