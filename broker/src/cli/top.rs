@@ -19,7 +19,8 @@ use std::cmp::Reverse;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-/// How soon a signal is seen.
+/// How soon a signal is seen, and the shortest interval: without one, no key is
+/// ever looked at.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Watch the broker and its queues, full-screen
@@ -55,7 +56,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
         order: Order::Name,
         table: TableState::default(),
     };
-    let outcome = screen.run(global, args.interval, &mut terminal, &interrupt);
+    let outcome = screen.run(global, args.interval.max(TICK), &mut terminal, &interrupt);
     let restored = ratatui::try_restore();
     outcome.map_err(|e| Failure::io("cannot use the terminal", &e))?;
     restored.map_err(|e| Failure::io("cannot restore the terminal", &e))?;
