@@ -9,7 +9,7 @@
 mod common;
 
 use common::{
-    Broker, Consume, Hold, Kind, Process, Produce, Role, Witness, audit, files, scramble,
+    Broker, Consume, Hold, Kind, Process, Produce, Role, Witness, audit, files, finish, scramble,
     wait_until,
 };
 use nix::sys::statvfs::statvfs;
@@ -386,16 +386,7 @@ fn producers_consumers_and_brokers_of_large_payloads_die_at_random() {
             }
         }
     }
-    for producer in producers.iter_mut().filter(|p| !p.was_killed()) {
-        producer.finish();
-    }
-    broker.wait_drained("jobs");
-    for consumer in consumers.iter_mut().filter(|c| !c.was_killed()) {
-        consumer.finish();
-    }
-    let producers: Vec<&Process> = producers.iter().collect();
-    let consumers: Vec<&Process> = consumers.iter().collect();
-    let report = audit(&producers, &consumers);
+    let report = finish(&broker, &mut producers, &mut consumers);
     assert!(report.delivered >= report.accepted, "{report:?}");
     wait_no_segments(&broker);
 }

@@ -7,8 +7,8 @@
 mod common;
 
 use common::{
-    Broker, Consume, Hold, Kind, Process, Produce, audit, scramble, settled_after, this_thread,
-    wait_asleep, wait_until,
+    Broker, Consume, Hold, Kind, Process, Produce, audit, finish, scramble, settled_after,
+    this_thread, wait_asleep, wait_until,
 };
 use ringmain::{Confirm, Consumer, ConsumerOptions, Error, QueueSettings};
 use std::collections::HashSet;
@@ -51,21 +51,6 @@ fn wait_for_all(processes: &[Process], entries: u64) {
     for (process, goal) in processes.iter().zip(goals) {
         wait_until("all go on", || process.count() >= goal);
     }
-}
-
-/// Ends the load: the producers first, the consumers when all is consumed.
-#[track_caller]
-fn finish(broker: &Broker, producers: &mut [Process], consumers: &mut [Process]) -> common::Report {
-    for producer in producers.iter_mut().filter(|p| !p.was_killed()) {
-        producer.finish();
-    }
-    broker.wait_drained("jobs");
-    for consumer in consumers.iter_mut().filter(|c| !c.was_killed()) {
-        consumer.finish();
-    }
-    let producers: Vec<&Process> = producers.iter().collect();
-    let consumers: Vec<&Process> = consumers.iter().collect();
-    audit(&producers, &consumers)
 }
 
 /// Receives so many messages, by their numbers as [`common::payload`] has them.

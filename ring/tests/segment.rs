@@ -104,31 +104,37 @@ fn session(folder: &TempDir) -> SessionMap {
     SessionMap::initialise(&file, &path, Geometry::default(), 1, 1).unwrap()
 }
 
+/// How a forked child ends that does this: to touch memory and signals alone,
+/// which is allowed after a fork with other threads about.
+fn in_a_child(act: impl FnOnce()) -> WaitStatus {
+    // SAFETY: the child does what the caller promises, and exits.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            act();
+            // SAFETY: ends the child, and runs nothing of what it inherited.
+            unsafe { libc::_exit(0) }
+        }
+        ForkResult::Parent { child } => waitpid(child, None).unwrap(),
+    }
+}
+
 // I6: a forked child can't write into its parent's rings.
 #[test]
 fn a_forked_child_does_not_have_the_mapping() {
     let folder = shared_folder();
     let map = session(&folder);
     let tail = map.submission().tail;
-    // SAFETY: the child stores to memory, restores a signal's default and
-    // exits, all of which are allowed after a fork with other threads about.
-    match unsafe { fork() }.unwrap() {
-        ForkResult::Child => {
-            // SAFETY: as above. The runtime's handler is for stack overflows.
-            unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
-            tail.store(8, Ordering::SeqCst);
-            // SAFETY: as above.
-            unsafe { libc::_exit(0) }
-        }
-        ForkResult::Parent { child } => {
-            let ended = waitpid(child, None).unwrap();
-            assert!(
-                matches!(ended, WaitStatus::Signaled(_, Signal::SIGSEGV, _)),
-                "{ended:?}"
-            );
-            assert_eq!(tail.load(Ordering::SeqCst), 0);
-        }
-    }
+    let ended = in_a_child(|| {
+        // SAFETY: as `in_a_child` asks. The runtime's handler is for stack
+        // overflows.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        tail.store(8, Ordering::SeqCst);
+    });
+    assert!(
+        matches!(ended, WaitStatus::Signaled(_, Signal::SIGSEGV, _)),
+        "{ended:?}"
+    );
+    assert_eq!(tail.load(Ordering::SeqCst), 0);
 }
 
 // Payloads are nobody's business in a core file.
@@ -237,20 +243,11 @@ fn a_fault_elsewhere_still_kills() {
     // child has the mapping.
     unsafe { libc::madvise(start, 4096, libc::MADV_DOFORK) };
     file.set_len(0).unwrap();
-    // SAFETY: the child reads memory, restores a signal's default and exits,
-    // which is allowed after a fork with other threads about.
-    match unsafe { fork() }.unwrap() {
-        ForkResult::Child => {
-            let _ = other.words()[0].load(Ordering::SeqCst);
-            // SAFETY: as above.
-            unsafe { libc::_exit(0) }
-        }
-        ForkResult::Parent { child } => {
-            let ended = waitpid(child, None).unwrap();
-            assert!(
-                matches!(ended, WaitStatus::Signaled(_, Signal::SIGBUS, _)),
-                "{ended:?}"
-            );
-        }
-    }
+    let ended = in_a_child(|| {
+        let _ = other.words()[0].load(Ordering::SeqCst);
+    });
+    assert!(
+        matches!(ended, WaitStatus::Signaled(_, Signal::SIGBUS, _)),
+        "{ended:?}"
+    );
 }

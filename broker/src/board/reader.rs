@@ -2,7 +2,7 @@
 
 use super::{Status, note_of, read_note};
 use crate::control::start_time;
-use nix::time::{ClockId, clock_gettime};
+use crate::service::now_ns;
 use ringmain_ring::board::Board;
 use ringmain_ring::fault;
 use ringmain_ring::segment::SegmentError;
@@ -80,8 +80,7 @@ pub fn look(socket: &Path) -> Result<Look, BoardError> {
 }
 
 fn judge(status: Status) -> Look {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    let age = now.saturating_sub(Duration::from_nanos(status.posted_ns));
+    let age = Duration::from_nanos(now_ns().saturating_sub(status.posted_ns));
     let alive = start_time(status.pid as i32) == Some(status.start_time);
     let condition = match alive {
         false => Condition::Dead,

@@ -1,6 +1,7 @@
 //! Posting to the status board.
 
 use super::{NAME_PREFIX, Status, note_of, read_note};
+use crate::control::start_time;
 use ringmain_ring::board::{self, Board};
 use ringmain_ring::segment::SegmentError;
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ type Counts = [u64; 3];
 #[derive(Debug)]
 pub(crate) struct BoardWriter {
     note: PathBuf,
+    /// When this process started: found once, since that reads a file.
+    start_time: u64,
     prefix: String,
     /// Boards made so far: part of their names.
     made: u32,
@@ -54,9 +57,11 @@ impl BoardWriter {
         {
             warn!(%error, "a dead broker's status board stays");
         }
+        let pid = std::process::id();
         BoardWriter {
             note,
-            prefix: format!("{NAME_PREFIX}{instance:016x}-{}", std::process::id()),
+            start_time: start_time(pid as i32).unwrap_or(0),
+            prefix: format!("{NAME_PREFIX}{instance:016x}-{pid}"),
             made: 0,
             board: None,
             capacity: FIRST_BYTES,
@@ -81,10 +86,13 @@ impl BoardWriter {
         self.last_ns + if self.dirty { self.busy_ns } else { IDLE_NS }
     }
 
-    /// Posts what the broker is doing; rates are put in here.
+    /// Posts what the broker is doing; who it is, and rates, are put in here.
     pub fn post(&mut self, mut status: Status) {
         let started = Instant::now();
         let now_ns = status.posted_ns;
+        status.version = env!("CARGO_PKG_VERSION").to_owned();
+        status.pid = std::process::id();
+        status.start_time = self.start_time;
         self.put_rates(&mut status);
         self.dirty = false;
         self.last_ns = now_ns;

@@ -193,11 +193,8 @@ impl Hub {
             None if queue.gap.is_empty() || queue.cached_bytes >= READ_AHEAD_BYTES => None,
             None => Some(queue.gap.start),
         };
-        if let Some(from) = from
-            && queue.reading.is_none()
-        {
-            queue.reading = Some(queue.committed);
-            port.read(queue.number, from);
+        if let Some(from) = from {
+            queue.ask_for(from, port);
         }
         // Returned messages go before newer ones, and so does the wait for a
         // payload that is on its way.

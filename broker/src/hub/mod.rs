@@ -216,6 +216,14 @@ impl Queue {
         !self.dying.is_empty() || self.redrive.is_some()
     }
 
+    /// Asks for stored messages from this position on, unless a read is under way.
+    fn ask_for(&mut self, from: u64, port: &mut impl Port) {
+        if self.reading.is_none() {
+            self.reading = Some(self.committed);
+            port.read(self.number, from);
+        }
+    }
+
     fn is_behind(&self) -> bool {
         self.spilling || !self.gap.is_empty()
     }

@@ -48,9 +48,8 @@ impl Hub {
         for queue in self.queues.iter_mut().flatten() {
             let lists = [queue.dying, queue.again, queue.ready];
             let first = lists.iter().find_map(|list| list.first());
-            if first.is_none() && !queue.gap.is_empty() && queue.reading.is_none() {
-                queue.reading = Some(queue.committed);
-                port.read(queue.number, queue.gap.start);
+            if first.is_none() && !queue.gap.is_empty() {
+                queue.ask_for(queue.gap.start, port);
             }
             let oldest = first.map(|first| self.messages[first].sent_at_ms);
             all.push(QueueStatus {

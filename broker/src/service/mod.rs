@@ -191,7 +191,7 @@ impl Stop {
 }
 
 /// Nanoseconds of the machine's monotonic clock, which clients read too.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
     // It can't fail with this clock.
     now.map_or(0, |now| {

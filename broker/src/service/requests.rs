@@ -5,7 +5,7 @@ use super::session::SessionIo;
 use super::stop;
 use super::worker::{Job, ListJob};
 use crate::board::Status;
-use crate::control::{ConnId, Peer, start_time};
+use crate::control::{ConnId, Peer};
 use crate::hub::{AdminReply, SessionSlot, Ticket};
 use crate::ledger::{LedgerError, SessionState};
 use ringmain::Error;
@@ -319,13 +319,9 @@ impl Core {
         }
     }
 
-    /// What the status board shows.
+    /// What the status board shows, but for what its writer puts in.
     pub fn status(&mut self) -> Status {
-        let pid = std::process::id();
         Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid,
-            start_time: start_time(pid as i32).unwrap_or(0),
             posted_ns: self.now_ns,
             draining: self.stopping.is_draining(),
             stats: self.stats(),

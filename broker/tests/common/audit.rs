@@ -1,5 +1,6 @@
 //! Compares what producers and consumers have noted.
 
+use super::broker::Broker;
 use super::child::Process;
 use super::tally::{Entry, Kind};
 use std::collections::{HashMap, HashSet};
@@ -28,6 +29,22 @@ struct Life {
     acked: bool,
     /// A consumer was killed between taking it and noting its ack.
     ack_in_doubt: bool,
+}
+
+/// Ends the load on the queue `jobs`: the producers first, the consumers when all
+/// is consumed; and compares.
+#[track_caller]
+pub fn finish(broker: &Broker, producers: &mut [Process], consumers: &mut [Process]) -> Report {
+    for producer in producers.iter_mut().filter(|p| !p.was_killed()) {
+        producer.finish();
+    }
+    broker.wait_drained("jobs");
+    for consumer in consumers.iter_mut().filter(|c| !c.was_killed()) {
+        consumer.finish();
+    }
+    let producers: Vec<&Process> = producers.iter().collect();
+    let consumers: Vec<&Process> = consumers.iter().collect();
+    audit(&producers, &consumers)
 }
 
 /// Compares the tallies when the queue is drained. Fails the test if an

@@ -13,7 +13,7 @@ mod role;
 mod tally;
 mod witness;
 
-pub use audit::{Report, audit, settled_after};
+pub use audit::{Report, audit, finish, settled_after};
 pub use broker::{Broker, PROGRAM, Starting, pause, serve_command, timed};
 pub use child::Process;
 pub use role::{Consume, Hold, Produce, Role, payload, run_child};

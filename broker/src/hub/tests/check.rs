@@ -115,13 +115,12 @@ impl Hub {
         for lease in &self.leases {
             let is_live = lease.state == LeaseState::Leased;
             // What its holder still reads counts in its window.
-            if !is_live && lease.shown != Shown::No {
+            if is_live || lease.shown != Shown::No {
                 *live.entry((lease.holder, lease.attachment)).or_default() += 1;
             }
             if !is_live {
                 continue;
             }
-            *live.entry((lease.holder, lease.attachment)).or_default() += 1;
             *leased
                 .entry(self.messages[lease.message].queue)
                 .or_default() += 1;

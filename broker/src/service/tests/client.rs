@@ -240,31 +240,25 @@ impl Client {
         let mut found = Vec::new();
         while let Some(record) = self.deliveries.next(ring).unwrap() {
             let (delivery, place) = Delivery::read(&record, ring).unwrap();
-            let (name, chunk) = match place {
-                Delivered::Inline { .. } => (String::new(), None),
+            let shown = match place {
+                Delivered::Inline { .. } => None,
                 Delivered::InPlace(chunk) => {
-                    let name = format!("s{}.out{}", delivery.session, chunk.segment);
-                    (name, Some(chunk))
+                    Some((format!("s{}.out{}", delivery.session, chunk.segment), chunk))
                 }
                 Delivered::Inbound(chunk) => {
-                    let name = format!("s{}.in{}", self.session, chunk.segment);
-                    (name, Some(chunk))
+                    Some((format!("s{}.in{}", self.session, chunk.segment), chunk))
                 }
             };
-            let payload = match (place, chunk) {
-                (Delivered::Inline { offset, len }, _) => {
-                    let mut payload = vec![0; len];
-                    ring.area.copy_out(offset, &mut payload);
-                    payload
-                }
-                (_, Some(chunk)) => {
-                    let shown = Shown::at(&self.dir.join(name), chunk);
-                    let payload = shown.payload.clone();
-                    self.shown.insert(record.position, shown);
-                    payload
-                }
-                _ => unreachable!("what is not inline is in a chunk"),
-            };
+            let shown = shown.map(|(name, chunk)| Shown::at(&self.dir.join(name), chunk));
+            let mut payload = Vec::new();
+            if let Delivered::Inline { offset, len } = place {
+                payload.resize(len, 0);
+                ring.area.copy_out(offset, &mut payload);
+            }
+            if let Some(shown) = shown {
+                payload.clone_from(&shown.payload);
+                self.shown.insert(record.position, shown);
+            }
             self.inbox.push_back((record.position, record.end()));
             found.push(Found {
                 delivery,
