@@ -16,7 +16,7 @@ mod witness;
 pub use audit::{Report, audit, finish, settled_after};
 pub use broker::{Broker, PROGRAM, Starting, pause, serve_command, timed};
 pub use child::Process;
-pub use role::{Consume, Hold, Produce, Role, payload, run_child};
+pub use role::{Consume, Hold, Produce, Role, is_child, payload, run_child};
 pub use tally::{Entry, Kind, Tally};
 pub use witness::Witness;
 

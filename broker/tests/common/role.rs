@@ -118,6 +118,11 @@ fn parse(bytes: &[u8]) -> Option<(u64, u64)> {
     (bytes == payload(producer, number, bytes.len())).then_some((producer, number))
 }
 
+/// Whether somebody has made this program a child.
+pub fn is_child() -> bool {
+    std::env::var_os(ROLE_VARIABLE).is_some()
+}
+
 /// The body of the test `child_process`: returns at once in a test program that
 /// nobody has made a child.
 pub fn run_child() {
