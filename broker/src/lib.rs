@@ -3,6 +3,7 @@
 
 pub mod board;
 pub mod control;
+mod crash;
 pub mod hub;
 pub mod ledger;
 pub mod service;

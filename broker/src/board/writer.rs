@@ -2,6 +2,7 @@
 
 use super::{NAME_PREFIX, Status, note_of, read_note};
 use crate::control::start_time;
+use crate::crash::crash_point;
 use ringmain_ring::board::{self, Board};
 use ringmain_ring::segment::SegmentError;
 use std::collections::HashMap;
@@ -52,10 +53,14 @@ impl BoardWriter {
     /// Removes the board of a predecessor that died. The first posting makes one.
     pub fn new(socket: &Path, instance: u64) -> BoardWriter {
         let note = note_of(socket);
-        if let Some(name) = read_note(&note)
-            && let Err(error) = board::remove(&name)
-        {
-            warn!(%error, "a dead broker's status board stays");
+        // It may have died between making a board and putting the note in place.
+        for note in [&note, &draft_of(&note)] {
+            if let Some(name) = read_note(note) {
+                crash_point("remove a dead broker's board");
+                if let Err(error) = board::remove(&name) {
+                    warn!(%error, "a dead broker's status board stays");
+                }
+            }
         }
         let pid = std::process::id();
         BoardWriter {
@@ -125,19 +130,22 @@ impl BoardWriter {
     fn make(&mut self, bytes: &[u8]) -> Result<Board, SegmentError> {
         let name = format!("{}-{}", self.prefix, self.made);
         self.made += 1;
+        let cannot_write = |source| SegmentError::Io {
+            what: "cannot write",
+            path: self.note.clone(),
+            source,
+        };
+        // The draft first: whoever finds it removes the board, if there is one.
+        // Renamed into place, so that a reader finds a whole name of a board that
+        // was posted to.
+        let draft = draft_of(&self.note);
+        crash_point("draft the board's note");
+        std::fs::write(&draft, &name).map_err(cannot_write)?;
+        crash_point("make a board");
         let mut board = Board::create(&name, self.capacity)?;
         board.post(bytes);
-        // Renamed into place, so that a reader finds a whole name of a board that
-        // was posted to. Who dies before that leaves a board that the next broker
-        // with this process's number removes, or the end of the machine.
-        let draft = self.note.with_extension("board.new");
-        std::fs::write(&draft, &name)
-            .and_then(|()| std::fs::rename(&draft, &self.note))
-            .map_err(|source| SegmentError::Io {
-                what: "cannot write",
-                path: self.note.clone(),
-                source,
-            })?;
+        crash_point("put the board's note in place");
+        std::fs::rename(&draft, &self.note).map_err(cannot_write)?;
         Ok(board)
     }
 
@@ -183,9 +191,15 @@ impl Drop for BoardWriter {
     /// The broker ends in order: it leaves no board.
     fn drop(&mut self) {
         if self.board.take().is_some() {
+            crash_point("remove the board's note");
             let _ = std::fs::remove_file(&self.note);
         }
     }
+}
+
+/// Where the note is written before it is put in its place.
+fn draft_of(note: &Path) -> PathBuf {
+    note.with_extension("board.new")
 }
 
 #[cfg(test)]

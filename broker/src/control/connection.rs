@@ -2,6 +2,7 @@
 //! is.
 
 use super::{Limits, Peer};
+use crate::crash::crash_point;
 use nix::sys::epoll::EpollFlags;
 use ringmain::ErrorCode;
 use ringmain::control::{Hello, Notice, PROTOCOL, Reply, Request, WireError};
@@ -211,6 +212,7 @@ impl Connection {
         while let Some(output) = self.output.front_mut() {
             let descriptors: Vec<BorrowedFd<'_>> =
                 output.descriptors.iter().map(AsFd::as_fd).collect();
+            crash_point("send to a client");
             match wire::send(&self.stream, &output.bytes[output.sent..], &descriptors) {
                 Ok(sent) => {
                     output.sent += sent;

@@ -1,5 +1,6 @@
 //! The socket's file: made, replaced if stale, removed at the end.
 
+use crate::crash::crash_point;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{
@@ -99,6 +100,7 @@ impl Bound {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
+        crash_point("make the socket's folder");
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -117,11 +119,14 @@ impl Bound {
             None,
         )
         .map_err(|e| ControlError::system("cannot make a socket", e))?;
+        crash_point("bind the socket");
         bind(fd.as_raw_fd(), &address)
             .map_err(|e| ControlError::io("cannot make the socket", path, e))?;
+        crash_point("protect the socket");
         // Nobody can have connected: it does not listen yet.
         std::fs::set_permissions(path, Permissions::from_mode(0o600))
             .map_err(|e| ControlError::io("cannot protect the socket", path, e))?;
+        crash_point("listen");
         listen(&fd, Backlog::MAXCONN).map_err(|e| ControlError::io("cannot listen at", path, e))?;
         let identity =
             identity(path).map_err(|e| ControlError::io("cannot look at the socket", path, e))?;
@@ -147,6 +152,7 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|found| found == self.identity) {
+            crash_point("remove the socket");
             // If it stays, the next broker takes it for stale, which it is.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -199,8 +205,11 @@ fn clear_place(path: &Path, address: &UnixAddr) -> Result<(), ControlError> {
         Ok(()) | Err(Errno::EAGAIN) => Err(ControlError::InUse {
             socket: path.to_owned(),
         }),
-        Err(Errno::ECONNREFUSED) => std::fs::remove_file(path)
-            .map_err(|e| ControlError::io("cannot remove the stale socket", path, e)),
+        Err(Errno::ECONNREFUSED) => {
+            crash_point("remove a stale socket");
+            std::fs::remove_file(path)
+                .map_err(|e| ControlError::io("cannot remove the stale socket", path, e))
+        }
         Err(Errno::ENOENT) => Ok(()),
         Err(e) => Err(ControlError::io("cannot use the socket", path, e)),
     }

@@ -5,6 +5,7 @@ use super::connection::{Connection, Step, error, line_of};
 use super::listener::Bound;
 use super::process::{self, Found};
 use super::{Command, ConnId, Event, Inbox, Limits, Peer};
+use crate::crash::crash_point;
 use crate::wake::Wake;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -287,6 +288,7 @@ impl Reactor {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_A_TURN {
+            crash_point("accept a connection");
             let outcome = if self.connections.len() < self.limits.connections_max {
                 match self.bound.accept() {
                     Ok(stream) => self.admit(stream),
@@ -502,6 +504,7 @@ impl Reactor {
 /// Tells the client why it is not taken. A new connection has room for a line;
 /// if not, it sees the end alone.
 fn turn_away(stream: &UnixStream, code: ErrorCode, reason: String) {
+    crash_point("turn a client away");
     let _ = wire::send(stream, &line_of(&error(code, reason)), &[]);
 }
 

@@ -358,7 +358,7 @@ impl Hub {
     ) -> Option<FrozenMove> {
         let index = pending.message;
         let message = &self.messages[index];
-        let (source, order, history) = (message.queue, message.order, message.history);
+        let (source, history) = (message.queue, message.history);
         let Place::Block { block, index: at } = message.place else {
             debug_assert!(false, "what is to be moved was stored");
             return None;
@@ -388,7 +388,7 @@ impl Hub {
             position,
             by_redrive: pending.to.is_some(),
         });
-        round.settled.push((self.queue(source).number, order));
+        self.settle_in_store(index, round);
         self.settle(index);
         self.remove_if_done(index);
         Some(FrozenMove {

@@ -133,6 +133,8 @@ pub(super) struct InFlight {
     pub settled: Vec<(QueueNumber, u64)>,
     attempts: Vec<(QueueNumber, u64, u16)>,
     free: Vec<LeaseEntry>,
+    /// Entries of earlier leases of what is settled, whose ends are in no round yet.
+    outlived: Vec<LeaseEntry>,
     /// Chunks of sends that the round passes without storing them.
     chunks: Vec<ChunkIndex>,
     pub moved: Vec<Moved>,
@@ -429,10 +431,10 @@ impl Hub {
             return;
         }
         if message.has_position && !message.in_flight && message.queue != NONE {
-            let queue = self.queue(message.queue).number;
             if acked {
-                round.settled.push((queue, message.order));
+                self.settle_in_store(index, round);
             } else if message.state != State::Settled {
+                let queue = self.queue(message.queue).number;
                 round
                     .attempts
                     .push((queue, message.order, message.history.bits()));
@@ -441,6 +443,20 @@ impl Hub {
         self.unchain(index, entry);
         round.free.push(entry);
         self.remove_if_done(index);
+    }
+
+    /// The round settles a stored message. Entries of earlier leases whose ends have
+    /// to wait, as behind sends on a full disk, are not about it any more: or a
+    /// successor would find it in them, and deliver it again.
+    pub(super) fn settle_in_store(&mut self, index: MessageIndex, round: &mut InFlight) {
+        let message = &self.messages[index];
+        let queue = self.queue(message.queue).number;
+        round.settled.push((queue, message.order));
+        let mut entry = message.leases;
+        while entry != NONE {
+            round.outlived.push(entry);
+            entry = self.leases[entry as usize].next;
+        }
     }
 
     pub(super) fn unchain(&mut self, index: MessageIndex, entry: LeaseEntry) {
@@ -638,6 +654,11 @@ impl Hub {
         self.finish_moves(&mut round.moved);
         for chunk in round.chunks.drain(..) {
             self.release_sent(chunk, port);
+        }
+        // Before the entries that are free: a successor that finds the round unfinished
+        // does this again.
+        for entry in round.outlived.drain(..) {
+            port.lease_position(entry, 0);
         }
         for entry in round.free.drain(..) {
             if self.leases[entry as usize].shown != Shown::No {

@@ -11,7 +11,8 @@
 //! Row 0 is the table's head. The file is as long as the limit; memory is
 //! reserved as the table grows.
 
-use super::{LedgerError, Words, place_to_die};
+use super::{LedgerError, Words};
+use crate::crash::crash_point;
 use crate::hub::{Delivery, History, LeaseEntry, LeaseRow, LeaseState, Shown};
 use ringmain_ring::Ordering;
 use ringmain_ring::segment;
@@ -40,7 +41,7 @@ impl LeaseTable {
         let reserved = u64::from(STEP) * ROW_BYTES;
         let bytes = u64::from(ROWS_MAX) * ROW_BYTES;
         let words = Words::create(dir.join("leases"), reserved, bytes)?;
-        words.set(RESERVED, u64::from(STEP));
+        words.put(RESERVED, u64::from(STEP));
         words.publish();
         Ok(LeaseTable { words, rows: STEP })
     }
@@ -72,10 +73,12 @@ impl LeaseTable {
             u64::from(self.rows) * ROW_BYTES,
             u64::from(more) * ROW_BYTES,
         );
+        crash_point("reserve more lease entries");
         if more == self.rows || segment::reserve(&file, &self.words.path, from, to).is_err() {
             return None;
         }
-        self.words.set(RESERVED, u64::from(more));
+        self.words
+            .set("note more lease entries", RESERVED, u64::from(more));
         self.rows = more;
         Some(more)
     }
@@ -85,7 +88,7 @@ impl LeaseTable {
     #[inline]
     pub fn lease(&self, delivery: &Delivery<'_>, delivery_position: u64) {
         let row = &self.words.mapping.words()[delivery.entry as usize * ROW_WORDS..][..ROW_WORDS];
-        place_to_die();
+        crash_point("write a lease entry");
         // Relaxed: the Release of the state orders them.
         row[1].store(delivery.session, Ordering::Relaxed);
         row[2].store(delivery.position, Ordering::Relaxed);
@@ -94,7 +97,7 @@ impl LeaseTable {
         row[5].store(delivery_position, Ordering::Relaxed);
         row[6].store(delivery.deadline_ns, Ordering::Relaxed);
         row[7].store(delivery.shown.bits(), Ordering::Relaxed);
-        place_to_die();
+        crash_point("take a lease entry");
         row[0].store(
             pack(LeaseState::Leased, delivery.history, delivery.queue),
             Ordering::Release,
@@ -106,23 +109,33 @@ impl LeaseTable {
     pub fn set_state(&self, entry: LeaseEntry, state: LeaseState, history: History) {
         let at = entry as usize * ROW_WORDS;
         let queue = (self.words.get(at) >> 32) as u32;
-        self.words.set(at, pack(state, history, queue));
+        self.words
+            .set("note a lease's state", at, pack(state, history, queue));
     }
 
     /// Changes a row's deadline.
     pub fn set_deadline(&self, entry: LeaseEntry, deadline_ns: u64) {
-        self.words.set(entry as usize * ROW_WORDS + 6, deadline_ns);
+        self.words.set(
+            "note a lease's deadline",
+            entry as usize * ROW_WORDS + 6,
+            deadline_ns,
+        );
     }
 
     /// Gives a row's message a position (plus one) in its queue.
     pub fn set_queue_position(&self, entry: LeaseEntry, queue_position: u64) {
+        let at = entry as usize * ROW_WORDS + 3;
         self.words
-            .set(entry as usize * ROW_WORDS + 3, queue_position);
+            .set("note a leased message's place", at, queue_position);
     }
 
     /// The lease shows its holder nothing any more.
     pub fn set_unshown(&self, entry: LeaseEntry) {
-        self.words.set(entry as usize * ROW_WORDS + 7, 0);
+        self.words.set(
+            "note that a lease shows nothing",
+            entry as usize * ROW_WORDS + 7,
+            0,
+        );
     }
 
     /// The rows in use.

@@ -17,16 +17,13 @@
 //! other thread reads meanwhile; Release pairs with the Acquire of the
 //! successor's mapping the file.)
 
-mod death;
 mod leases;
 mod session;
 
-#[cfg(test)]
-pub(crate) use death::fuse;
-pub(crate) use death::place_to_die;
 pub use leases::LeaseTable;
 pub use session::{Direction, SEGMENTS_MAX, SessionLedger, SessionState};
 
+use crate::crash::crash_point;
 use ringmain_ring::segment::{self, Mapping, SegmentError};
 use ringmain_ring::{AtomicU64, Ordering};
 use std::fs::OpenOptions;
@@ -98,6 +95,7 @@ struct Words {
 impl Words {
     /// Makes the file with `reserved` bytes of memory and room for `bytes`.
     fn create(path: PathBuf, reserved: u64, bytes: u64) -> Result<Words, LedgerError> {
+        crash_point("make a ledger's file");
         let file = segment::create(&path, reserved)?;
         if bytes > reserved {
             set_length(&file, &path, bytes)?;
@@ -138,8 +136,8 @@ impl Words {
     /// Makes the file one that [`Words::open`] takes; the last step of making
     /// it.
     fn publish(&self) {
-        self.set(word::MAGIC, MAGIC);
-        self.set(word::VERSION, VERSION);
+        self.set("begin a ledger's file", word::MAGIC, MAGIC);
+        self.set("finish a ledger's file", word::VERSION, VERSION);
     }
 
     fn corrupt(&self, what: &'static str) -> LedgerError {
@@ -159,10 +157,18 @@ impl Words {
         self.word(index).load(Ordering::Acquire)
     }
 
-    /// Stores behind everything stored before.
+    /// Stores a word that says nothing to a successor before another one is
+    /// [set](Words::set).
     #[inline]
-    fn set(&self, index: usize, value: u64) {
-        place_to_die();
+    fn put(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Relaxed);
+    }
+
+    /// Stores behind everything stored before. The name is that of the crash
+    /// point.
+    #[inline]
+    fn set(&self, point: &'static str, index: usize, value: u64) {
+        crash_point(point);
         self.word(index).store(value, Ordering::Release);
     }
 }
@@ -193,10 +199,10 @@ impl Ledger {
     /// as the last finished round.
     pub fn create(dir: &Path, instance: u64, boot: u64, round: u64) -> Result<Ledger, LedgerError> {
         let words = Words::create(Self::path(dir), BYTES, BYTES)?;
-        words.set(word::INSTANCE, instance);
-        words.set(word::BOOT, boot);
-        words.set(word::COMMITTED, round);
-        words.set(word::FINISHED, round);
+        words.put(word::INSTANCE, instance);
+        words.put(word::BOOT, boot);
+        words.put(word::COMMITTED, round);
+        words.put(word::FINISHED, round);
         words.publish();
         Ok(Ledger { words })
     }
@@ -239,18 +245,20 @@ impl Ledger {
 
     /// The store has this round's batch.
     pub fn set_written(&self, round: u64) {
-        self.words.set(word::WRITTEN, round);
+        self.words.set("note a written round", word::WRITTEN, round);
     }
 
     /// The round is committed: this store is what commits one that has nothing
     /// to write.
     pub fn set_committed(&self, round: u64) {
-        self.words.set(word::COMMITTED, round);
+        self.words
+            .set("note a committed round", word::COMMITTED, round);
     }
 
     /// All steps of the round are done.
     pub fn set_finished(&self, round: u64) {
-        self.words.set(word::FINISHED, round);
+        self.words
+            .set("note a finished round", word::FINISHED, round);
     }
 
     fn log_range(&self) -> (u64, u64) {
@@ -286,7 +294,11 @@ impl Ledger {
     pub fn log_intake(&self, session: u64, up_to: u64, committed: impl Fn(u64) -> Option<u64>) {
         let (head, tail) = self.log_range();
         if tail > head && self.words.get(Self::log_word(tail - 1)) == session {
-            self.words.set(Self::log_word(tail - 1) + 1, up_to);
+            self.words.set(
+                "log an intake, further",
+                Self::log_word(tail - 1) + 1,
+                up_to,
+            );
             return;
         }
         // Room for this entry and for one that is copied forward.
@@ -299,9 +311,9 @@ impl Ledger {
     fn append_log(&self, session: u64, up_to: u64) {
         let tail = self.words.get(word::LOG_TAIL);
         let at = Self::log_word(tail);
-        self.words.set(at, session);
-        self.words.set(at + 1, up_to);
-        self.words.set(word::LOG_TAIL, tail + 1);
+        self.words.put(at, session);
+        self.words.put(at + 1, up_to);
+        self.words.set("log an intake", word::LOG_TAIL, tail + 1);
     }
 
     fn drop_oldest(&self, committed: &impl Fn(u64) -> Option<u64>) {
@@ -312,7 +324,8 @@ impl Ledger {
         if pinned && !covered() {
             self.append_log(session, up_to);
         }
-        self.words.set(word::LOG_HEAD, head + 1);
+        self.words
+            .set("drop the oldest intake", word::LOG_HEAD, head + 1);
     }
 }
 
@@ -373,7 +386,7 @@ mod tests {
     #[test]
     fn another_version_and_garbage_are_told_apart() {
         let (dir, ledger) = ledger();
-        ledger.words.set(word::VERSION, 99);
+        ledger.words.put(word::VERSION, 99);
         let error = Ledger::open(dir.path()).unwrap_err();
         assert!(
             matches!(
@@ -386,7 +399,7 @@ mod tests {
             ),
             "{error}"
         );
-        ledger.words.set(word::MAGIC, 1);
+        ledger.words.put(word::MAGIC, 1);
         let error = Ledger::open(dir.path()).unwrap_err();
         assert!(matches!(error, LedgerError::Corrupt { .. }), "{error}");
         std::fs::write(Ledger::path(dir.path()), b"short").unwrap();

@@ -96,21 +96,21 @@ impl SessionLedger {
         geometry: Geometry,
     ) -> Result<SessionLedger, LedgerError> {
         let words = Words::create(Self::path(dir, session), BYTES, BYTES)?;
-        words.set(SESSION, session);
-        words.set(
+        words.put(SESSION, session);
+        words.put(
             PID_UID,
             u64::from(peer.pid as u32) | u64::from(peer.uid) << 32,
         );
-        words.set(START_TIME, peer.start_time);
-        words.set(GID, u64::from(peer.gid));
+        words.put(START_TIME, peer.start_time);
+        words.put(GID, u64::from(peer.gid));
         let rings = u64::from(geometry.submission_bytes) | u64::from(geometry.delivery_bytes) << 32;
-        words.set(RINGS, rings);
-        words.set(ANSWER_BYTES, u64::from(geometry.answer_bytes));
-        words.set(SLOTS, NO_ROUND);
-        words.set(SLOTS + 3, NO_ROUND);
-        words.set(FINAL_POSITION, u64::MAX);
-        words.set(LAYOUT, u64::from(LAYOUT_VERSION));
-        words.set(STATE, SessionState::Opening as u64);
+        words.put(RINGS, rings);
+        words.put(ANSWER_BYTES, u64::from(geometry.answer_bytes));
+        words.put(SLOTS, NO_ROUND);
+        words.put(SLOTS + 3, NO_ROUND);
+        words.put(FINAL_POSITION, u64::MAX);
+        words.put(LAYOUT, u64::from(LAYOUT_VERSION));
+        words.put(STATE, SessionState::Opening as u64);
         words.publish();
         Ok(SessionLedger { words })
     }
@@ -163,7 +163,8 @@ impl SessionLedger {
 
     /// It has come further.
     pub fn set_state(&self, state: SessionState) {
-        self.words.set(STATE, state as u64);
+        self.words
+            .set("note a session's state", STATE, state as u64);
     }
 
     /// The round, which is being closed, has the session's records before `end`
@@ -178,10 +179,10 @@ impl SessionLedger {
         } else {
             second
         };
-        self.words.set(slot, NO_ROUND);
-        self.words.set(slot + 1, end);
-        self.words.set(slot + 2, answer_tail);
-        self.words.set(slot, round);
+        self.words.set("retire a session's round", slot, NO_ROUND);
+        self.words.put(slot + 1, end);
+        self.words.put(slot + 2, answer_tail);
+        self.words.set("freeze a session's round", slot, round);
     }
 
     /// End of the committed records and of their answers, if `round` is the last
@@ -202,7 +203,7 @@ impl SessionLedger {
     pub fn forget_rounds_after(&self, round: u64) {
         for slot in [SLOTS, SLOTS + 3] {
             if self.words.get(slot) > round {
-                self.words.set(slot, NO_ROUND);
+                self.words.set("forget a lost round", slot, NO_ROUND);
             }
         }
     }
@@ -215,7 +216,8 @@ impl SessionLedger {
     /// The moment of leasing: deliveries before this position are leased now.
     #[inline]
     pub fn set_delivery_cursor(&self, position: u64) {
-        self.words.set(DELIVERY_CURSOR, position);
+        self.words
+            .set("lease deliveries", DELIVERY_CURSOR, position);
     }
 
     /// Once the client was told where its submissions end: there.
@@ -226,7 +228,8 @@ impl SessionLedger {
 
     /// Notes, before the client is told, where its submissions end.
     pub fn set_final_position(&self, position: u64) {
-        self.words.set(FINAL_POSITION, position);
+        self.words
+            .set("note the final position", FINAL_POSITION, position);
     }
 
     /// The units of its payload segments in this direction, by number.
@@ -248,9 +251,10 @@ impl SessionLedger {
     /// Notes a payload segment, which is there, before anything uses it.
     pub fn add_segment(&self, direction: Direction, segment: u32, units: u32) {
         let first = SEGMENT_UNITS + direction as usize * SEGMENTS_MAX;
-        self.words.set(first + segment as usize, u64::from(units));
+        self.words.put(first + segment as usize, u64::from(units));
         let count = SEGMENT_COUNTS + direction as usize;
-        self.words.set(count, u64::from(segment) + 1);
+        self.words
+            .set("note a payload segment", count, u64::from(segment) + 1);
     }
 
     /// Its attachments, by index.
@@ -276,10 +280,14 @@ impl SessionLedger {
     pub fn attach(&self, index: u32, queue: QueueNumber, purpose: Purpose, window: u32) {
         let at = FIRST_ATTACHMENT + 2 * index as usize;
         let consume = u64::from(purpose == Purpose::Consume);
-        self.words.set(at, u64::from(queue) | consume << 32);
-        self.words.set(at + 1, u64::from(window));
+        self.words.put(at, u64::from(queue) | consume << 32);
+        self.words.put(at + 1, u64::from(window));
         let count = self.words.get(ATTACHMENTS);
-        self.words.set(ATTACHMENTS, count.max(u64::from(index) + 1));
+        self.words.set(
+            "note an attachment",
+            ATTACHMENTS,
+            count.max(u64::from(index) + 1),
+        );
     }
 }
 

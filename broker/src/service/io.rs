@@ -4,10 +4,11 @@ use super::core::Setup;
 use super::payloads::{PayloadLimits, Told};
 use super::session::SessionIo;
 use super::worker::FillJob;
+use crate::crash::crash_point;
 use crate::hub::{
     Delivery, Fill, History, LeaseEntry, LeaseState, Payload, Port, SessionSlot, Shown,
 };
-use crate::ledger::{Direction, LeaseTable, Ledger, SessionState, place_to_die};
+use crate::ledger::{Direction, LeaseTable, Ledger, SessionState};
 use crate::store::QueueNumber;
 use ringmain::record::{self, Answer, Begun, Chunk, DELIVERY_HEAD_BYTES};
 use ringmain_ring::Ordering;
@@ -110,7 +111,7 @@ impl Io {
                 session
                     .ledger
                     .set_delivery_cursor(session.delivery.next_position());
-                place_to_die();
+                crash_point("publish deliveries");
                 session.delivery.publish(session.map.delivery());
             }
         }
@@ -129,6 +130,7 @@ impl Io {
             };
             fenced = true;
             if seen & bits != 0 {
+                crash_point("wake a client");
                 word.wake_announced(bits);
             }
         }
@@ -173,6 +175,7 @@ impl Io {
     /// already is the caller's next look.
     pub fn arm(&mut self, slot: SessionSlot, blocked: bool) {
         if let Some(session) = self.session_mut(slot) {
+            crash_point("arm a doorbell");
             let room = if blocked { broker::ROOM } else { 0 };
             session
                 .map
@@ -334,7 +337,6 @@ impl Port for Io {
 
     fn lease_unshown(&mut self, entry: LeaseEntry) {
         self.leases.set_unshown(entry);
-        place_to_die();
     }
 
     fn can_read(&mut self, consumer: SessionSlot, owner: SessionSlot, segment: u32) -> bool {
@@ -373,13 +375,12 @@ impl Port for Io {
     }
 
     fn return_chunk(&mut self, slot: SessionSlot, at: Chunk, position: u64) {
-        place_to_die();
         if let Some(session) = self.session(slot)
             && let Some(outbound) = session.payloads.outbound.get(at.segment as usize)
         {
+            crash_point("give back a chunk");
             outbound.words.give_back(at.unit, position);
         }
-        place_to_die();
         self.touch(slot, client::ROOM);
     }
 
@@ -407,6 +408,7 @@ impl Port for Io {
             return;
         };
         if let Some(word) = session.map.attachment(index) {
+            crash_point("tell that a queue is deleted");
             // Relaxed: a hint. A send that misses it is refused in an answer.
             word.store(attachment::DELETED, Ordering::Relaxed);
         }

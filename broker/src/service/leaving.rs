@@ -7,6 +7,7 @@
 //! not connect again: so the files stay until it was told, for a successor too.
 
 use super::session::SessionIo;
+use crate::crash::crash_point;
 use ringmain_ring::Ordering;
 use ringmain_ring::session::SessionMap;
 use ringmain_ring::wait::client;
@@ -35,9 +36,11 @@ impl Leaving {
     /// Tells the client that all it sent is synced.
     pub fn confirm_synced(&self) {
         let synced = &self.map.header().confirmations.synced;
+        crash_point("confirm the last sync of a session that has gone");
         // Release: pairs with the Acquire of the client that waits for it.
         synced.store(self.end, Ordering::Release);
         let word = self.map.client_wait();
+        crash_point("wake the client of a session that has gone");
         if word.seen_after_publish() & client::CONFIRMATION != 0 {
             word.wake_announced(client::CONFIRMATION);
         }

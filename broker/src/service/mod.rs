@@ -32,6 +32,7 @@ use self::payloads::PayloadLimits;
 use self::worker::Workers;
 use crate::board::BoardWriter;
 use crate::control::{Control, ControlError, Event};
+use crate::crash::crash_point;
 use crate::hub::{Close, HubLimits};
 use crate::ledger::LedgerError;
 use crate::store::rocks::{RocksOptions, RocksStore};
@@ -472,6 +473,7 @@ fn epoll_error(errno: Errno) -> BrokerError {
 }
 
 fn make_shm(dir: &Path) -> Result<(), BrokerError> {
+    crash_point("make the shared-memory folder");
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|source| BrokerError::io("cannot make the folder of --shm-dir", dir, source))
 }
@@ -500,6 +502,7 @@ fn half_of(dir: &Path) -> Result<u64, BrokerError> {
 /// this process dies.
 fn lock_shm(dir: &Path) -> Result<Flock<File>, BrokerError> {
     let path = dir.join("lock");
+    crash_point("make the lock of the shared-memory folder");
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -530,9 +533,16 @@ fn instance(data_dir: &Path) -> Result<u64, BrokerError> {
             let number = random()?;
             // Renamed into place, so that a death leaves all of it or nothing.
             let draft = data_dir.join("instance.new");
+            crash_point("draft the instance's number");
             std::fs::write(&draft, format!("{number:016x}\n"))
-                .and_then(|()| File::open(&draft)?.sync_all())
-                .and_then(|()| std::fs::rename(&draft, &path))
+                .and_then(|()| {
+                    crash_point("sync the instance's number");
+                    File::open(&draft)?.sync_all()
+                })
+                .and_then(|()| {
+                    crash_point("put the instance's number in place");
+                    std::fs::rename(&draft, &path)
+                })
                 .map_err(|source| BrokerError::io("cannot write", &path, source))?;
             Ok(number)
         }

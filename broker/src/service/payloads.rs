@@ -4,8 +4,9 @@
 use super::io::Io;
 use super::session::SessionIo;
 use crate::control::ConnId;
+use crate::crash::crash_point;
 use crate::hub::SessionSlot;
-use crate::ledger::{Direction, LedgerError, SEGMENTS_MAX, SessionLedger, place_to_die};
+use crate::ledger::{Direction, LedgerError, SEGMENTS_MAX, SessionLedger};
 use ringmain::Error;
 use ringmain::control::{Notice, PayloadSegment};
 use ringmain::record::Chunk;
@@ -88,6 +89,7 @@ impl InboundFile {
     /// reserved when the segment was made, and its client can only read.
     pub fn write(&self, into: Chunk, offset: usize, bytes: &[u8]) -> std::io::Result<()> {
         let start = unit_offset(self.units, into.unit) + offset as u64;
+        crash_point("write into a consumer's payload segment");
         self.file.write_all_at(bytes, start)
     }
 }
@@ -105,10 +107,10 @@ pub(super) fn remove_segments(dir: &Path, session: u64) {
     for direction in [Direction::Outbound, Direction::Inbound] {
         for segment in 0..SEGMENTS_MAX {
             let path = path_of(dir, session, direction, segment);
+            crash_point("remove a payload segment");
             if std::fs::remove_file(path).is_err() {
                 break;
             }
-            place_to_die();
         }
     }
 }
@@ -189,6 +191,7 @@ fn reopen(path: &Path, units: u32, damage: &mut Option<String>) -> Result<File, 
         Ok(file) => file,
         Err(_) => {
             *damage = Some("a payload segment of it is missing".to_owned());
+            crash_point("make up for a missing payload segment");
             return segment::create(path, segment_bytes(units));
         }
     };
@@ -197,6 +200,7 @@ fn reopen(path: &Path, units: u32, damage: &mut Option<String>) -> Result<File, 
         .is_ok_and(|found| found.len() >= segment_bytes(units));
     if !whole {
         *damage = Some("a payload segment of it was cut short".to_owned());
+        crash_point("make up for what a payload segment lacks");
         segment::reserve(&file, path, 0, segment_bytes(units))?;
     }
     Ok(file)
@@ -296,10 +300,11 @@ impl Io {
                  their limit of {limit}: see `ringmain serve --payload-memory`"
             )));
         }
+        crash_point("clear the place of a payload segment");
         // What a broker left that died before it noted the segment.
         let _ = std::fs::remove_file(path);
+        crash_point("make a payload segment");
         segment::create(path, bytes)?;
-        place_to_die();
         Ok(())
     }
 
@@ -315,7 +320,6 @@ impl Io {
             session
                 .ledger
                 .add_segment(direction, made.segment, made.units);
-            place_to_die();
             add(&mut session.payloads);
             self.payload_bytes[direction as usize] += segment_bytes(made.units);
         }

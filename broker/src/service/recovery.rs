@@ -16,10 +16,9 @@ use super::io::Io;
 use super::requests::SESSION_LOT;
 use super::session::{SessionIo, remove_files, segment_path};
 use crate::control;
+use crate::crash::crash_point;
 use crate::hub::{Hub, HubLimits, LeaseRow, LeaseState, RestoredSession, SessionSlot, Shown};
-use crate::ledger::{
-    Direction, LeaseTable, Ledger, LedgerError, SessionLedger, SessionState, place_to_die,
-};
+use crate::ledger::{Direction, LeaseTable, Ledger, LedgerError, SessionLedger, SessionState};
 use crate::store::{Batch, Store, StoreError, Write};
 use ringmain_ring::wait::{broker, client};
 use std::path::Path;
@@ -127,7 +126,7 @@ pub(super) fn remove_all(dir: &Path) -> Result<(), BrokerError> {
 }
 
 fn remove(path: &Path) -> Result<(), BrokerError> {
-    place_to_die();
+    crash_point("remove what nobody needs");
     match std::fs::remove_file(path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             Err(BrokerError::io("cannot remove", path, source))
@@ -363,8 +362,8 @@ fn return_chunks(core: &Core) {
                     core.hub.holds_chunk(slot, segment as u32, unit, position)
                 };
                 if position < session.committed && !held() {
+                    crash_point("give back a predecessor's chunk");
                     file.words.give_back(unit, position);
-                    place_to_die();
                 }
             }
         }
@@ -412,6 +411,7 @@ fn greet_sessions(core: &mut Core) {
             }
             continue;
         }
+        crash_point("tell a client that its broker has died");
         session.map.broker_wait().set(broker::ORPHANED);
         core.io.touch(slot, client::ALL);
         core.outward.push(Outward::Watch(peer, number));

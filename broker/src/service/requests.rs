@@ -6,6 +6,7 @@ use super::stop;
 use super::worker::{Job, ListJob};
 use crate::board::Status;
 use crate::control::{ConnId, Peer};
+use crate::crash::crash_point;
 use crate::hub::{AdminReply, SessionSlot, Ticket};
 use crate::ledger::{LedgerError, SessionState};
 use ringmain::Error;
@@ -256,6 +257,7 @@ impl Core {
             .renew_doorbell()
             .map_err(|e| ledger_error(e.into()))?;
         session.conn = Some(conn);
+        crash_point("take up an orphan");
         session.map.broker_wait().take(broker::ORPHANED);
         let doorbell = share(&session.doorbell)?;
         self.by_conn.insert(conn, slot);

@@ -2,7 +2,8 @@
 
 use super::payloads::{Payloads, remove_segments};
 use crate::control::{ConnId, Peer};
-use crate::ledger::{LedgerError, SessionLedger, SessionState, place_to_die};
+use crate::crash::crash_point;
+use crate::ledger::{LedgerError, SessionLedger, SessionState};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use ringmain::record::{LEASES_MAX, answer};
 use ringmain_ring::Ordering;
@@ -89,9 +90,10 @@ impl SessionIo {
     ) -> Result<(SessionIo, File), LedgerError> {
         let path = segment_path(dir, number);
         let doorbell = doorbell()?;
+        crash_point("make a session's segment");
         let file = segment::create(&path, geometry.segment_bytes() as u64)?;
+        crash_point("initialise a session's segment");
         let map = SessionMap::initialise(&file, &path, geometry, instance, number);
-        place_to_die();
         // The ledger last: a segment without one is what a broker left that died
         // here, and nobody has used it.
         let ledger = map.map_err(LedgerError::from).and_then(|map| {
@@ -152,6 +154,7 @@ impl SessionIo {
         if geometry.is_valid() && is_cut_short(&file, geometry) {
             // All of it was there before its client had it. What it had sent is
             // gone; a start that failed here would make it everybody's loss.
+            crash_point("make up for what a segment lacks");
             segment::reserve(&file, &path, 0, geometry.segment_bytes() as u64)?;
             broken = Some("its segment was cut short".to_owned());
         }
@@ -204,18 +207,21 @@ impl SessionIo {
     pub fn finish_predecessors_round(&mut self) {
         let map = self.map.clone();
         let header = map.header();
+        crash_point("publish a predecessor's answers");
         self.answers.publish(map.answers());
-        place_to_die();
+        crash_point("confirm a predecessor's round");
         header
             .confirmations
             .stored
             .store(self.committed, Ordering::Release);
+        crash_point("confirm what the store had synced");
         header
             .confirmations
             .synced
             .store(self.committed, Ordering::Release);
+        crash_point("free a predecessor's records");
         self.submission.free(map.submission(), self.committed);
-        place_to_die();
+        crash_point("publish a predecessor's deliveries");
         self.delivery.publish(map.delivery());
     }
 
@@ -238,16 +244,16 @@ impl SessionIo {
         let map = self.map.clone();
         let confirmations = &map.header().confirmations;
         self.committed = end;
-        place_to_die();
+        crash_point("publish answers");
         self.answers.publish_to(map.answers(), answer_tail);
-        place_to_die();
+        crash_point("confirm what is stored");
         // Release: pairs with the client's Acquire; who sees the cursor finds
         // the answers published before.
         confirmations.stored.store(end, Ordering::Release);
         if synced {
             self.confirm_synced(end);
         }
-        place_to_die();
+        crash_point("free records");
         self.submission.free(map.submission(), end);
     }
 
@@ -261,11 +267,13 @@ impl SessionIo {
     pub fn confirm_synced(&mut self, end: u64) {
         self.synced = self.synced.max(end);
         let synced = &self.map.header().confirmations.synced;
+        crash_point("confirm what is synced");
         synced.store(self.synced, Ordering::Release);
     }
 
     /// Closes the session to its client: reads `tail` a last time.
     pub fn begin_closing(&mut self) {
+        crash_point("close a session to its client");
         self.map
             .broker_wait()
             .set(ringmain_ring::wait::broker::CLOSING);
@@ -278,6 +286,7 @@ impl SessionIo {
         let position = self.submission.next_position();
         self.ledger.set_final_position(position);
         let word = &self.map.header().confirmations.final_position;
+        crash_point("publish the final position");
         word.store(position, Ordering::Release);
     }
 }
@@ -285,9 +294,9 @@ impl SessionIo {
 /// Removes a session's files, the ledger first: a segment without a ledger is
 /// nobody's.
 pub(super) fn remove_files(dir: &Path, number: u64) {
-    place_to_die();
+    crash_point("remove a session's ledger");
     let _ = std::fs::remove_file(SessionLedger::path(dir, number));
-    place_to_die();
+    crash_point("remove a session's segment");
     let _ = std::fs::remove_file(segment_path(dir, number));
     remove_segments(dir, number);
 }

@@ -64,6 +64,7 @@ use self::view::View;
 use self::walk::Walk;
 use super::parts::{Identity, check_part};
 use super::{Batch, LoadedBlock, QueueNumber, Store, StoreError, StoredQueue};
+use crate::crash::crash_point;
 use bytes::Bytes;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -133,6 +134,7 @@ impl RocksStore {
         let path = folder.path("rocksdb");
         engine::examine(&path, mark.found())?;
         folder.make(&path)?;
+        crash_point("open the database");
         let engine = Engine::open(path)?;
         folder.sync()?;
         let (view, round) = View::load(&engine)?;
@@ -186,7 +188,9 @@ impl RocksStore {
         for write in batch.writes {
             plan.apply(write)?;
         }
-        self.engine.write(plan.encode(batch.round)?)?;
+        let changes = plan.encode(batch.round)?;
+        crash_point("write a batch");
+        self.engine.write(changes)?;
         let done = plan.publish(&self.engine);
         self.dead_bytes
             .fetch_add(done.dead_bytes, Ordering::Relaxed);
@@ -204,6 +208,7 @@ impl RocksStore {
         // what is synced, or not.
         let committed = self.committed.load(Ordering::Acquire);
         if committed > sync.round {
+            crash_point("sync the store");
             self.engine.sync()?;
             sync.round = committed;
             sync.mark.write(committed);

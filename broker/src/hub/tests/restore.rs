@@ -353,3 +353,29 @@ fn attempts_are_not_forgotten_while_an_earlier_end_is_not_committed() {
     let again = got.iter().find(|got| got.text == "a").unwrap();
     assert_eq!(again.attempts, 2);
 }
+
+/// I5: a nack can wait behind sends that a full disk holds up, while the message is
+/// delivered again, and its ack stored. Its row then says nothing of it any more.
+#[test]
+fn a_message_whose_ack_is_stored_stays_settled_though_an_earlier_nack_is_not() {
+    let (mut bench, producer, first) = Bench::with_queue(1);
+    bench.create("other");
+    bench.attach(first, "other", Purpose::Produce, 0);
+    bench.send(producer, "a");
+    bench.round(Close::All);
+    bench.dispatch();
+    let got = bench.got(first).remove(0);
+    bench.take(first, std::slice::from_ref(&got));
+    bench.send_to(first, 1, "held up");
+    bench.port.room.insert(first, 0);
+    bench.nack(first, &got, 0, true);
+    let second = bench.consumer("jobs", 1);
+    bench.dispatch();
+    let again = bench.got(second).remove(0);
+    assert!(again.text == "a");
+    bench.ack(second, &again);
+    bench.round(Close::SettledOnly);
+    bench.restart();
+    bench.dispatch();
+    assert_eq!(bench.hub.totals().1, 1, "only what is held up");
+}

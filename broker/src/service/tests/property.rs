@@ -21,8 +21,10 @@ const OPERATIONS: usize = 250;
 const CASES: u64 = 600;
 
 /// Seeds that have found faults, or would have: chunks given back before their sends were
-/// committed (I1), and under readers of deleted queues and of mad senders (I9).
-const FOUND: [u64; 4] = [25, 2705, 8456, 31405];
+/// committed (I1), and under readers of deleted queues and of mad senders (I9); a message
+/// that came again though its ack was stored, since the nack before it, behind sends on a
+/// full disk, was not (I5).
+const FOUND: [u64; 5] = [25, 2705, 8456, 31405, 102357];
 
 /// An operation: what, and two numbers that mean what it likes.
 type Operation = (u32, u32, u32);

@@ -5,6 +5,7 @@ use super::super::block::PART_BYTES;
 use super::super::parts::Identity;
 use super::super::{QueueNumber, StoreError};
 use super::{FORMAT, keys, mark};
+use crate::crash::crash_point;
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
     DBRawIteratorWithThreadMode, DBRecoveryMode, ErrorKind, FlushOptions, IteratorMode, LogLevel,
@@ -110,11 +111,14 @@ impl Engine {
         {
             let mut changes = engine.changes(0);
             changes.put_row(keys::META_FORMAT, &FORMAT.to_le_bytes());
+            crash_point("write the store's format");
             engine.write(changes)?;
         }
         for family in FAMILIES {
+            crash_point("write out what the log gave");
             engine.named(engine.db.flush_cf(engine.family(family)))?;
         }
+        crash_point("sync what the log gave");
         engine.sync()?;
         Ok(engine)
     }
@@ -158,6 +162,7 @@ impl Engine {
     pub(super) fn drop_files(&self, queue: QueueNumber) {
         let (start, end) = (keys::block_key(queue, 0), keys::blocks_end(queue));
         let blocks = self.family(BLOCKS);
+        crash_point("drop the files of a deleted queue");
         let dropped = self
             .db
             .delete_file_in_range_cf(blocks, &start[..], &end[..]);

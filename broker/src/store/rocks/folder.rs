@@ -1,6 +1,7 @@
 //! The data folder: made, locked and measured.
 
 use super::super::StoreError;
+use crate::crash::crash_point;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -19,6 +20,7 @@ impl Folder {
     pub(super) fn lock(dir: &Path) -> Result<Folder, StoreError> {
         make(dir)?;
         let path = dir.join("lock");
+        crash_point("make the lock of the data folder");
         let file = OpenOptions::new()
             .write(true)
             .create(true)
@@ -63,6 +65,7 @@ impl Folder {
 /// the entries made.
 fn make(dir: &Path) -> Result<(), StoreError> {
     let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
+    crash_point("make a folder of the store");
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -78,6 +81,7 @@ fn make(dir: &Path) -> Result<(), StoreError> {
 }
 
 fn sync_entries(dir: &Path) -> Result<(), StoreError> {
+    crash_point("sync a folder of the store");
     File::open(dir)
         .and_then(|dir| dir.sync_all())
         .map_err(|error| file_error(dir, &error))

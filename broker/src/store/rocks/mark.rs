@@ -11,6 +11,7 @@
 
 use super::super::StoreError;
 use super::folder::file_error;
+use crate::crash::crash_point;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -28,6 +29,7 @@ pub(super) struct MarkFile {
 impl MarkFile {
     /// Opens the file, and creates it if need be.
     pub(super) fn open(path: &Path) -> Result<MarkFile, StoreError> {
+        crash_point("make the mark");
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -69,6 +71,7 @@ impl MarkFile {
     /// Notes that a round is synced. That this fails loses nothing but the
     /// check.
     pub(super) fn write(&self, round: u64) {
+        crash_point("mark a sync");
         if let Err(error) = self.file.write_all_at(&encode(round), 0) {
             tracing::warn!(path = %self.path.display(), %error, "cannot note the last sync");
         }

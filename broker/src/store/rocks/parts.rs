@@ -21,6 +21,7 @@ use super::super::parts::{Identity, check_parts, missing, part_count, shown};
 use super::super::{QueueNumber, StoreError};
 use super::engine::{Changes, Engine};
 use super::keys;
+use crate::crash::crash_point;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
@@ -65,6 +66,7 @@ pub(super) fn put(
     parts.insert(part, bytes.len());
     let key = keys::part_key(message, part);
     changes.put_part(key, &encode(&key, bytes));
+    crash_point("write a part");
     engine.write(changes)
 }
 
@@ -100,6 +102,7 @@ pub(super) fn delete_orphans(engine: &Engine) -> Result<(), StoreError> {
         }
         changes.delete_row(key);
     }
+    crash_point("delete parts that nobody needs");
     engine.write(changes)?;
     engine.flush_parts()
 }
