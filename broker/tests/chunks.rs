@@ -295,6 +295,28 @@ fn bytes_of_a_message_outlive_everything_but_their_last_owner() {
 }
 
 /// Bytes of the payload segments.
+/// I7: a consumer, and what it read in place, dropped while there is no broker, are
+/// nothing to the next one, though their process lives on.
+#[test]
+fn what_was_dropped_without_a_broker_is_given_back_by_the_next() {
+    let mut broker = Broker::with_queue("jobs");
+    let producer = broker.client().producer("jobs").unwrap();
+    producer.send(vec![1; LEN]).unwrap();
+    let mut consumer = broker.client().consumer("jobs").unwrap();
+    let read = consumer.recv().unwrap();
+    broker.kill();
+    drop(consumer);
+    drop(read);
+    broker.restart();
+    wait_until("its session is gone", || broker.info("jobs").consumers == 0);
+    let mut consumer = broker.client().consumer("jobs").unwrap();
+    let message = consumer.recv().unwrap();
+    assert_eq!(message.payload(), [1; LEN]);
+    message.ack().unwrap();
+    drop((producer, consumer));
+    wait_until("nothing is left", || broker.session_files().is_empty());
+}
+
 fn segment_bytes(broker: &Broker) -> u64 {
     let sizes = segments(broker).into_iter();
     sizes

@@ -258,6 +258,11 @@ impl Intake {
                 entry: delivery.entry,
             };
             if delivery.deadline_ns > clock::monotonic_ns() {
+                // Its lease went back when the broker began to close the session,
+                // and another may have acked it since.
+                if session.is_closing() {
+                    session.check_open()?;
+                }
                 let session = Arc::clone(session);
                 return Ok(Progress::Done(Message::new(
                     payload, &delivery, lease, session,

@@ -508,9 +508,18 @@ impl Session {
             self.after_publish_quietly();
         }
         self.give_up(&Error::Closed("the consumer was dropped".to_owned()));
-        if !ended || self.reading.load(Relaxed) == 0 {
-            self.link.close();
+        // While something is read the socket stays, whether the record could be
+        // written or not.
+        if self.reading.load(Relaxed) == 0 {
+            self.leave();
         }
+    }
+
+    /// Nothing is read any more. Without a broker nobody sees the socket close, so
+    /// the segment says it too.
+    fn leave(&self) {
+        self.map.client_wait().set(client::GONE);
+        self.link.close();
     }
 }
 
@@ -518,7 +527,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.close();
         if !self.is_forked() {
-            self.link.close();
+            self.leave();
         } else {
             // Never unmap in the child: it may have something else there.
             std::mem::forget(Arc::clone(&self.map));

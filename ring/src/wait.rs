@@ -53,6 +53,10 @@ pub mod client {
     pub const LIMIT: u32 = 16;
     /// Everything: whatever happens to the session as a whole wakes all.
     pub const ALL: u32 = 31;
+    /// No announcement, but what the client says of itself: it has left the session,
+    /// and reads no payload any more. For a broker that is away and sees no socket
+    /// close.
+    pub const GONE: u32 = 32;
 }
 
 /// Bits of the broker's wait word: what the broker waits for, and what it says
@@ -125,6 +129,12 @@ impl WaitWord<'_> {
         self.0.load(Ordering::Relaxed) & BITS
     }
 
+    /// Whether a state bit is set: then all that its setter did before is seen to be
+    /// done.
+    pub fn is_set(&self, bit: u32) -> bool {
+        self.0.load(Ordering::Acquire) & bit != 0
+    }
+
     /// Takes the announcement of `bits` (4). Returns those that this call took:
     /// if any, this caller is the one that wakes.
     #[inline]
@@ -143,7 +153,8 @@ impl WaitWord<'_> {
     /// Sets a state bit, so that either a publisher's next look sees it, or
     /// this caller's following load of the cursor sees the publish.
     pub fn set(&self, bits: u32) {
-        self.0.fetch_or(bits, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `is_set`.
+        self.0.fetch_or(bits, Ordering::Release);
         // Pairs with the fence in `seen_after_publish`.
         fence(Ordering::SeqCst);
     }

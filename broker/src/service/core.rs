@@ -702,7 +702,8 @@ impl Core {
         quiet
     }
 
-    /// After a sleep: sessions that no client has resumed have no doorbell.
+    /// After a sleep: sessions that no client has resumed have no doorbell, and no
+    /// socket whose end would be seen.
     pub fn look_at_orphans(&mut self) {
         let mut orphans = std::mem::take(&mut self.orphans);
         orphans.retain(|&slot| {
@@ -711,7 +712,14 @@ impl Core {
                 .is_some_and(|session| session.conn.is_none())
         });
         for &slot in &orphans {
-            self.activate(slot);
+            let Some(session) = self.io.session(slot) else {
+                continue;
+            };
+            match session.state == SessionState::Open {
+                true => self.activate(slot),
+                false if session.map.client_wait().is_set(client::GONE) => self.reader_gone(slot),
+                false => {}
+            }
         }
         self.orphans = orphans;
     }

@@ -408,6 +408,7 @@ fn greet_sessions(core: &mut Core) {
             } else {
                 // It may still read what it was shown before it closed.
                 core.outward.push(Outward::Watch(peer, number));
+                core.orphans.push(slot);
             }
             continue;
         }

@@ -294,6 +294,15 @@ impl Broker {
         self.child(Role::Hold(hold))
     }
 
+    /// Removes what children that are no more had noted.
+    pub fn forget_children(&self) {
+        for name in files(self.folder()) {
+            if name.starts_with("child") {
+                std::fs::remove_file(self.folder().join(name)).unwrap();
+            }
+        }
+    }
+
     /// A client in a process of its own.
     pub fn child(&self, role: Role) -> Process {
         let number = self.children.get();

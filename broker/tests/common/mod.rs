@@ -9,6 +9,7 @@ mod audit;
 mod broker;
 mod child;
 pub mod guide;
+mod mixed;
 mod role;
 mod tally;
 mod witness;
@@ -82,6 +83,21 @@ pub fn files(folder: &Path) -> Vec<String> {
         .collect();
     names.sort_unstable();
     names
+}
+
+/// Random numbers, from a seed that the test prints.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        scramble(self.0)
+    }
+
+    /// One of the numbers below this.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
 }
 
 /// A number that looks random, from a seed that the test prints.

@@ -1,5 +1,6 @@
 //! What a child process does.
 
+use super::mixed::Mixed;
 use super::tally::{Entry, Kind, Tally};
 use ringmain::{Client, Confirm, ConsumerOptions, Error, Message, Producer, ProducerOptions};
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,21 @@ pub enum Role {
     /// Forks, and looks what works on either side.
     Fork {
         queue: String,
+    },
+    /// Sends in all ways: see [`mixed`](super::mixed).
+    MixedProduce {
+        queue: String,
+        producer: u64,
+        seed: u64,
+    },
+    /// Receives and answers in all ways.
+    MixedConsume {
+        queue: String,
+        seed: u64,
+    },
+    /// Makes and deletes queues of its own.
+    Churn {
+        seed: u64,
     },
     /// Opens so many producers and consumers of the queue, and waits.
     Attach {
@@ -112,7 +128,7 @@ pub fn payload(producer: u64, number: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Who sent this, and which it is; `None` if it is damaged.
-fn parse(bytes: &[u8]) -> Option<(u64, u64)> {
+pub(super) fn parse(bytes: &[u8]) -> Option<(u64, u64)> {
     let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let (producer, number) = (word(0)?, word(8)?);
     (bytes == payload(producer, number, bytes.len())).then_some((producer, number))
@@ -130,9 +146,13 @@ pub fn run_child() {
         return;
     };
     let (socket, tally, role): (PathBuf, PathBuf, Role) = serde_json::from_str(&role).unwrap();
-    let client = Client::connect_to(socket).unwrap();
     let mut tally = Tally::append_to(&tally);
     let told = watch_stdin();
+    if let Some(mixed) = Mixed::of(&role, &socket, &mut tally, &told) {
+        mixed.run();
+        return tally.note(Entry::new(Kind::Done));
+    }
+    let client = Client::connect_to(socket).unwrap();
     match role {
         Role::Produce(role) => produce(&client, &role, &mut tally, &told),
         Role::Consume(role) => consume(&client, &role, &mut tally, &told),
@@ -140,6 +160,7 @@ pub fn run_child() {
         Role::Loan { queue, bytes } => loan(&client, &queue, bytes, &mut tally, &told),
         Role::Fork { queue } => fork(&client, &queue),
         Role::Attach { queue, pairs } => attach(&client, &queue, pairs, &mut tally, &told),
+        Role::MixedProduce { .. } | Role::MixedConsume { .. } | Role::Churn { .. } => {}
     }
     tally.note(Entry::new(Kind::Done));
 }
@@ -206,7 +227,7 @@ fn confirm(producer: &Producer, level: Confirm, tally: &mut Tally) {
     tally.note(Entry::new(Kind::Confirmed));
 }
 
-fn taken(message: &Message) -> Entry {
+pub(super) fn taken(message: &Message) -> Entry {
     let id = message.id();
     let about = parse(message.payload());
     let (producer, number) = about.unwrap_or_default();

@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
-const WORDS: usize = 8;
+const WORDS: usize = 9;
 const ENTRY_BYTES: u64 = WORDS as u64 * 8;
 
 /// What happened.
@@ -30,9 +30,13 @@ pub enum Kind {
     Damaged,
     /// The process has done all that it was to do.
     Done,
+    /// The send failed: the message must not be there.
+    Withdrawn,
+    /// A consumer is about to send the message back, in one of the ways.
+    SentBack,
 }
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 11] = [
     Kind::Intent,
     Kind::Accepted,
     Kind::Confirmed,
@@ -42,6 +46,8 @@ const KINDS: [Kind; 9] = [
     Kind::LeasesLost,
     Kind::Damaged,
     Kind::Done,
+    Kind::Withdrawn,
+    Kind::SentBack,
 ];
 
 /// One entry.
@@ -58,6 +64,8 @@ pub struct Entry {
     pub id: (u64, u64),
     pub redelivered: bool,
     pub attempts: u64,
+    /// Of what was taken: when its lease ends, about.
+    pub deadline_ns: u64,
 }
 
 impl Entry {
@@ -71,6 +79,7 @@ impl Entry {
             id: (0, 0),
             redelivered: false,
             attempts: 0,
+            deadline_ns: 0,
         }
     }
 
@@ -89,6 +98,7 @@ impl Entry {
             self.id.1,
             u64::from(self.redelivered),
             self.attempts,
+            self.deadline_ns,
         ]
     }
 
@@ -101,6 +111,7 @@ impl Entry {
             id: (words[4], words[5]),
             redelivered: words[6] != 0,
             attempts: words[7],
+            deadline_ns: words[8],
         }
     }
 }

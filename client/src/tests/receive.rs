@@ -372,6 +372,16 @@ fn the_end_of_queue_or_session_ends_the_wait() {
     ));
 }
 
+/// I4: the leases of a closed session have gone back, and others may have them.
+#[test]
+fn what_lies_in_the_ring_of_a_closed_session_is_not_handed_out() {
+    let (_broker, mut consumer, mut peer) = setup();
+    peer.deliver(0, b"leased once");
+    peer.finish(0);
+    assert!(matches!(consumer.recv(), Err(Error::Closed(_))));
+    assert!(matches!(consumer.try_recv(), Err(Error::Closed(_))));
+}
+
 #[test]
 fn a_damaged_delivery_is_corrupt() {
     let (_broker, mut consumer, peer) = setup();

@@ -24,6 +24,9 @@ pub fn be_the_broker() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
         return;
     };
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .try_init();
     let (stop, _handle) = Stop::new().unwrap();
     let options = ServeOptions {
         data_dir: folder.join("data"),
