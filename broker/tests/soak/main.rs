@@ -142,9 +142,9 @@ impl Epoch<'_> {
     /// Whoever is disturbed, and what has piled up since, is in order again a
     /// while later.
     fn trouble(&mut self) {
-        self.troubled_until_ns = now_ns() + 1_000_000_000;
+        self.troubled_until_ns = now_ns() + 200_000_000;
         for death in &mut self.deaths {
-            death.quiet &= death.at_ns + 500_000_000 < now_ns();
+            death.quiet &= death.at_ns + 150_000_000 < now_ns();
         }
     }
 
