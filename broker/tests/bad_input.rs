@@ -6,7 +6,9 @@
 
 mod common;
 
-use common::{Broker, Kind, Role, Witness, files, payload, scramble, wait_until};
+use common::{
+    Broker, Kind, Role, SmallFileSystem, Witness, files, payload, scramble, skip, wait_until,
+};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use ringmain::control::{LINE_BYTES_MAX, MESSAGE_BYTES_LIMIT, WINDOW_MAX};
 use ringmain::{Client, Confirm, Error, ErrorCode, QueueSettings};
@@ -315,7 +317,9 @@ fn messages_at_the_limit_pass_and_one_byte_more_is_too_large() {
 fn without_shared_memory_new_clients_are_told_and_old_ones_go_on() {
     let mut broker = Broker::new();
     std::fs::create_dir(broker.shm_dir()).unwrap();
-    let Some(_small) = SmallFileSystem::at(&broker.shm_dir(), 6 << 20) else {
+    let Some(_small) =
+        SmallFileSystem::at(&broker.shm_dir(), 6 << 20, "shared memory that runs out")
+    else {
         return;
     };
     broker.restart();
@@ -354,47 +358,14 @@ fn without_shared_memory_new_clients_are_told_and_old_ones_go_on() {
 fn without_shared_memory_a_broker_does_not_start() {
     let broker = Broker::new();
     std::fs::create_dir(broker.shm_dir()).unwrap();
-    let Some(_small) = SmallFileSystem::at(&broker.shm_dir(), 16 << 10) else {
+    let Some(_small) =
+        SmallFileSystem::at(&broker.shm_dir(), 16 << 10, "shared memory that runs out")
+    else {
         return;
     };
     let said = refusal(&broker);
     assert!(said.contains(broker.shm_dir().to_str().unwrap()), "{said}");
     expect_said(&said, &["no shared memory left"]);
-}
-
-/// A tmpfs of so many bytes, until it is dropped.
-struct SmallFileSystem(PathBuf);
-
-impl SmallFileSystem {
-    /// `None`, and a line that nobody overlooks, if this user may not mount.
-    fn at(folder: &Path, bytes: u64) -> Option<SmallFileSystem> {
-        let mounted = Command::new("mount")
-            .args([
-                "-t",
-                "tmpfs",
-                "-o",
-                &format!("size={bytes},mode=700"),
-                "tmpfs",
-            ])
-            .arg(folder)
-            .output();
-        if mounted.is_ok_and(|output| output.status.success()) {
-            return Some(SmallFileSystem(folder.to_owned()));
-        }
-        skip("no file system can be mounted: shared memory that runs out is NOT tested");
-        None
-    }
-}
-
-impl Drop for SmallFileSystem {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-/// Says so where the test runner does not hide it.
-fn skip(why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
 fn errors(output: &Output) -> String {

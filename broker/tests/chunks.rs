@@ -9,16 +9,13 @@
 mod common;
 
 use common::{
-    Broker, Consume, Hold, Kind, Process, Produce, Role, Witness, audit, files, finish, scramble,
-    wait_until,
+    Broker, Consume, Hold, Kind, Process, Produce, Role, SmallFileSystem, Witness, audit, files,
+    finish, scramble, wait_until,
 };
-use nix::sys::statvfs::statvfs;
 use ringmain::{Confirm, ConsumerOptions, Error, Message, ProducerOptions, QueueSettings};
 use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 /// Too long for a record.
@@ -522,48 +519,16 @@ fn a_payload_segment_rewritten_by_its_owner_harms_its_session_alone() {
     witness.finish(&broker);
 }
 
-/// A small file system for shared memory, until it is dropped.
-struct SmallShm(tempfile::TempDir);
-
-impl SmallShm {
-    /// `None`, and a note that nobody can miss, where mounts are not permitted.
-    fn mount() -> Option<SmallShm> {
-        let folder = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs"]);
-        let done = mount.arg(folder.path()).output();
-        if done.is_ok_and(|output| output.status.success()) {
-            return Some(SmallShm(folder));
-        }
-        // Not through `eprintln!`, which the harness would swallow.
-        let note =
-            b"SKIPPED: mounts are not permitted here: no test with 64 MiB of shared memory\n";
-        std::io::stderr().write_all(note).unwrap();
-        None
-    }
-
-    fn free(&self) -> u64 {
-        let found = statvfs(self.0.path()).unwrap();
-        found.blocks_available() as u64 * found.fragment_size() as u64
-    }
-}
-
-impl Drop for SmallShm {
-    fn drop(&mut self) {
-        let _ = Command::new("umount")
-            .arg("--lazy")
-            .arg(self.0.path())
-            .status();
-    }
-}
-
 // I7: in a container's 64 MiB, everything works; full, all is told, and what there
 // is goes on.
 #[test]
 fn shared_memory_of_64_mib_and_full_is_enough_for_what_is_there() {
     const MIB: usize = 1 << 20;
-    let Some(shm) = SmallShm::mount() else { return };
-    let mut broker = Broker::new_in(shm.0.path());
+    let folder = tempfile::tempdir().unwrap();
+    let Some(shm) = SmallFileSystem::at(folder.path(), 64 << 20, "64 MiB of shared memory") else {
+        return;
+    };
+    let mut broker = Broker::new_in(folder.path());
     broker.restart();
     broker.create("jobs", &QueueSettings::default());
     let client = broker.client();
@@ -572,11 +537,7 @@ fn shared_memory_of_64_mib_and_full_is_enough_for_what_is_there() {
     let small = small.producer("jobs").unwrap();
     let mut consumer = broker.client().consumer("jobs").unwrap();
 
-    let hog = File::create(shm.0.path().join("hog")).unwrap();
-    while shm.free() > 0 {
-        let more = (64 << 10).min(shm.free()) as usize;
-        (&hog).write_all(&vec![1; more]).unwrap();
-    }
+    let hog = shm.fill(0);
     let told = producer.try_send(vec![0; 4 * MIB]).unwrap_err();
     assert!(matches!(told, Error::Full(_)), "{told}");
     assert!(told.to_string().contains("shared memory"), "{told}");

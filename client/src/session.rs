@@ -62,9 +62,8 @@ impl Session {
                 "the segment is of another session".to_owned(),
             ));
         }
-        let _: Done = connection.call(&Request::Ready)?;
         let answers = Answers::new(opened.session, map.answers());
-        Ok(Session {
+        let session = Session {
             maker,
             map: Arc::new(map),
             submitter: Mutex::new(Submitter::new()),
@@ -74,7 +73,11 @@ impl Session {
             segments: Mutex::default(),
             reading: AtomicUsize::new(0),
             failure: OnceLock::new(),
-        })
+        };
+        // Over the link: a broker that dies after it noted this has a successor that
+        // knows the session, and is asked again.
+        let _: Done = session.link.call(&Request::Ready)?;
+        Ok(session)
     }
 
     /// Attaches the session to a queue.

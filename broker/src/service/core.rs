@@ -715,10 +715,11 @@ impl Core {
             let Some(session) = self.io.session(slot) else {
                 continue;
             };
-            match session.state == SessionState::Open {
-                true => self.activate(slot),
-                false if session.map.client_wait().is_set(client::GONE) => self.reader_gone(slot),
-                false => {}
+            if session.map.client_wait().is_set(client::GONE) {
+                self.end_session(slot);
+                self.reader_gone(slot);
+            } else if session.state == SessionState::Open {
+                self.activate(slot);
             }
         }
         self.orphans = orphans;

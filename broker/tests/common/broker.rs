@@ -71,6 +71,8 @@ pub struct Broker {
     shm: tempfile::TempDir,
     process: Option<Child>,
     arguments: Vec<String>,
+    /// Variables that the process is started with.
+    pub environment: Vec<(&'static str, PathBuf)>,
     children: std::cell::Cell<u32>,
 }
 
@@ -116,6 +118,7 @@ impl Broker {
             shm: name(&mut tempfile::Builder::new(), shm),
             process: None,
             arguments: Vec::new(),
+            environment: Vec::new(),
             children: std::cell::Cell::new(0),
         }
     }
@@ -158,6 +161,7 @@ impl Broker {
             .open(self.log());
         let mut command = serve_command(&self.data_dir(), &self.shm_dir(), &self.socket());
         command.args(&self.arguments);
+        command.envs(self.environment.iter().cloned());
         let child = command.stderr(log.unwrap()).spawn().unwrap();
         Starting { child }
     }
@@ -168,6 +172,29 @@ impl Broker {
     pub fn restart(&mut self) {
         assert!(self.process.is_none(), "it runs already");
         self.process = Some(self.spawn().in_service(&self.socket()));
+    }
+
+    /// The same, or how it ended before.
+    pub fn try_restart(&mut self) -> Result<(), ExitStatus> {
+        let mut child = self.spawn().child;
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            return Err(child.wait().unwrap());
+        }
+        self.process = Some(child);
+        Ok(())
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        let process = self.process.as_mut();
+        let ended = process.is_none_or(|process| process.try_wait().unwrap().is_some());
+        if ended {
+            self.process = None;
+        }
+        ended
     }
 
     /// SIGKILL.
@@ -214,7 +241,9 @@ impl Broker {
 
     /// What a restart of the machine does to shared memory.
     pub fn wipe_shm(&self) {
-        std::fs::remove_dir_all(self.shm_dir()).unwrap();
+        if self.shm_dir().exists() {
+            std::fs::remove_dir_all(self.shm_dir()).unwrap();
+        }
     }
 
     /// The note that names its status board.
