@@ -121,6 +121,13 @@ impl Hub {
             op.tickets.push(ticket);
             return None;
         }
+        // Creations under way are not counted: a few more are no harm.
+        if self.by_name.len() >= self.limits.queues_max {
+            return Some(Err(Error::Full(format!(
+                "there are {} queues already: delete some",
+                self.by_name.len()
+            ))));
+        }
         let row = QueueRow {
             name: name.to_owned(),
             settings,

@@ -63,12 +63,16 @@ pub struct HubLimits {
     /// Memory for stored messages that wait for consumers, over all queues; what
     /// falls out is read back from the store.
     pub cache_bytes: usize,
+    /// Most queues, since each takes memory, used or not. Queues of dead letters are
+    /// made beyond it.
+    pub queues_max: usize,
 }
 
 impl Default for HubLimits {
     fn default() -> HubLimits {
         HubLimits {
             cache_bytes: 32 << 20,
+            queues_max: 100_000,
         }
     }
 }

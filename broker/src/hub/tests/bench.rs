@@ -217,6 +217,13 @@ pub struct Bench {
     pub stalled: Option<SessionSlot>,
 }
 
+fn limits(cache_bytes: usize) -> HubLimits {
+    HubLimits {
+        cache_bytes,
+        queues_max: 3,
+    }
+}
+
 impl Bench {
     /// With room for the whole backlog in memory.
     pub fn new() -> Bench {
@@ -225,7 +232,7 @@ impl Bench {
 
     pub fn with_cache(cache_bytes: usize) -> Bench {
         let mut bench = Bench {
-            hub: Hub::new(HubLimits { cache_bytes }, 1, 1),
+            hub: Hub::new(limits(cache_bytes), 1, 1),
             port: Ports {
                 entries_max: 1000,
                 entries: 1,
@@ -547,10 +554,7 @@ impl Bench {
     /// Gives each session's new slot.
     pub fn restart(&mut self) -> HashMap<SessionSlot, SessionSlot> {
         let round = self.store.committed_round().max(self.hub.round_number()) + 1;
-        let limits = HubLimits {
-            cache_bytes: self.cache_bytes,
-        };
-        self.hub = Hub::new(limits, round, self.store.next_queue());
+        self.hub = Hub::new(limits(self.cache_bytes), round, self.store.next_queue());
         self.hub.set_now(self.now_ns);
         self.in_flight = None;
         self.port.reads.clear();

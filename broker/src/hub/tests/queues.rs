@@ -166,3 +166,24 @@ fn attaching_again_changes_the_window_and_nothing_else() {
     assert_eq!(bench.texts(consumer), ["b"]);
     assert_eq!(bench.hub.queue_info("jobs").unwrap().consumers, 1);
 }
+
+#[test]
+fn queues_beyond_the_limit_are_refused_and_told_so() {
+    let mut bench = Bench::new();
+    for name in ["a", "b", "c"] {
+        bench.create(name);
+    }
+    let refused = bench
+        .hub
+        .create_queue("d", QueueSettings::default(), 1, 1)
+        .unwrap();
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::Full);
+    assert!(
+        refused.to_string().contains("3 queues already"),
+        "{refused}"
+    );
+    bench.hub.delete_queue("a", 2);
+    bench.round(Close::All);
+    bench.create("d");
+}

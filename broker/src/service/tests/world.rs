@@ -325,6 +325,7 @@ impl World {
         };
         let limits = HubLimits {
             cache_bytes: self.cache_bytes,
+            ..HubLimits::default()
         };
         let (store, boot, now_ns) = (self.store.clone(), self.boot, self.now_ns);
         let started = fuse::kill_after(self.fuse.take(), || {
