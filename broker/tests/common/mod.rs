@@ -44,6 +44,23 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until this is 0, as long as it gets less. Fails the test if it does not.
+#[track_caller]
+pub fn wait_used_up(what: &str, mut left: impl FnMut() -> u64) {
+    let (mut least, mut since) = (u64::MAX, Instant::now());
+    loop {
+        let left = left();
+        if left == 0 {
+            return;
+        }
+        if left < least {
+            (least, since) = (left, Instant::now());
+        }
+        assert!(since.elapsed() < BOUND, "{what}: {left} are left");
+        std::thread::sleep(LOOK);
+    }
+}
+
 /// The value that the look gives in the end. Fails the test if it gives none.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {

@@ -13,7 +13,7 @@ mod audit;
 mod common;
 
 use audit::{Death, Tallies, Verdict, judge};
-use common::{Broker, Entry, Kind, Process, Random, Role, wait_until};
+use common::{Broker, Entry, Kind, Process, Random, Role, wait_until, wait_used_up};
 use ringmain::{Error, QueueSettings};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -262,7 +262,7 @@ impl Epoch<'_> {
         }
         // What was rejected goes back, and is consumed with the rest.
         let client = self.broker.client();
-        wait_until("all is consumed", || {
+        wait_used_up("messages to be consumed", || {
             let dead = match client.queue("jobs.dead") {
                 Ok(info) => info.messages,
                 Err(Error::NoSuchQueue(_)) => 0,
@@ -271,7 +271,7 @@ impl Epoch<'_> {
             if dead > 0 {
                 client.redrive("jobs.dead", None, None).unwrap();
             }
-            dead == 0 && client.queue("jobs").unwrap().messages == 0
+            dead + client.queue("jobs").unwrap().messages
         });
         for &which in &self.living.consumers {
             self.consumers[which].nudge();
