@@ -416,3 +416,31 @@ fn a_disk_that_others_fill_costs_nothing_but_time() {
     );
     broker.terminate();
 }
+
+// I1, I3: a wall clock that is set back or forth by hours decides nothing.
+#[test]
+fn a_wall_clock_that_jumps_changes_nothing() {
+    let (mut broker, shim) = shimmed();
+    let client = broker.client();
+    let producer = client.producer("jobs").unwrap();
+    let mut consumer = client.consumer("jobs").unwrap();
+    producer.send("held").unwrap();
+    let held = consumer.recv().unwrap();
+    for hours in [-5, 5, -100_000, 0] {
+        shim.set_clock(hours * 3600);
+        producer.send("passes").unwrap();
+        producer.flush(Confirm::Synced).unwrap();
+        let message = consumer.recv_timeout(common::BOUND).unwrap().unwrap();
+        assert!(message.payload() == b"passes" && !message.redelivered());
+        message.ack().unwrap();
+        consumer.flush(Confirm::Synced).unwrap();
+        assert_eq!(broker.info("jobs").leased, 1, "the lease goes on");
+        broker.kill();
+        broker.restart();
+        let queue = broker.run(&["stats"]);
+        assert!(queue.status.success());
+    }
+    held.ack().unwrap();
+    consumer.flush(Confirm::Stored).unwrap();
+    assert_eq!(broker.info("jobs").messages, 0);
+}

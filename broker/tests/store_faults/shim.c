@@ -1,6 +1,7 @@
 /* Stands between a broker and the C library, by LD_PRELOAD: makes calls on files
  * below one folder fail, as a test asks for in shared memory, and notes what was
- * synced, so that the test can tell what a power cut may leave.
+ * synced, so that the test can tell what a power cut may leave. Sets the wall clock
+ * as well.
  *
  * RINGMAIN_SHIM_FOLDER   the folder
  * RINGMAIN_SHIM_CONTROL  a file of the size of `struct control`
@@ -18,6 +19,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum kind { WRITE, SYNC, OPEN, RENAME, RESERVE, READ, UNLINK, KINDS };
@@ -31,6 +33,8 @@ struct control {
     /* How often calls of each kind were made, and failed. */
     _Atomic long calls[KINDS];
     _Atomic long failed;
+    /* Seconds that the wall clock is wrong by. */
+    _Atomic long clock;
 };
 
 static struct control *control;
@@ -202,6 +206,13 @@ int unlink(const char *path) {
     if (is_ours(path) && fails(UNLINK)) return -1;
     int outcome = real(path);
     if (outcome == 0 && is_ours(path)) note("U %s\n", path);
+    return outcome;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *time) {
+    REAL(clock_gettime);
+    int outcome = real(clock, time);
+    if (clock == CLOCK_REALTIME && control) time->tv_sec += atomic_load(&control->clock);
     return outcome;
 }
 

@@ -30,6 +30,7 @@ struct Control {
     times: AtomicI64,
     calls: [AtomicI64; 7],
     failed: AtomicI64,
+    clock: AtomicI64,
 }
 
 /// In front of a broker's store.
@@ -94,6 +95,11 @@ impl Shim {
         control.error.store(error, Ordering::SeqCst);
         control.after.store(after, Ordering::SeqCst);
         control.times.store(times, Ordering::SeqCst);
+    }
+
+    /// Sets the broker's wall clock, so many seconds off.
+    pub fn set_clock(&self, seconds: i64) {
+        self.control().clock.store(seconds, Ordering::SeqCst);
     }
 
     /// From now on all calls work.

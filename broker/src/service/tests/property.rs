@@ -18,7 +18,7 @@ const NAMES: [&str; 2] = ["jobs", "mail"];
 const CLIENTS_MAX: usize = 6;
 const OPERATIONS: usize = 250;
 /// Seeds of an ordinary run.
-const CASES: u64 = 600;
+const CASES: u64 = 3000;
 
 /// Seeds that have found faults, or would have: chunks given back before their sends were
 /// committed (I1), and under readers of deleted queues and of mad senders (I9); a message
@@ -293,6 +293,7 @@ fn whoever_dies_nothing_accepted_is_lost() {
         };
         panic!("{trace}\nseed {seed}: {why}\nto see how it came to this: RINGMAIN_SEED={seed}");
     }
+    eprintln!("simulation: {cases} seeds from {first} on, 0 violations");
 }
 
 proptest! {
