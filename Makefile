@@ -18,14 +18,21 @@ RINGMAIN := $(TARGET_DIR)/release/ringmain
 # would compile RocksDB a second time.
 ALL := --workspace --release --locked
 
+# How much of the long tests: which deaths (`all`, or `i/n`), how long, which seeds.
+SLICE ?= all
+SECONDS ?= 60
+SEEDS ?= 20000
+SEED ?=
+LONG := RINGMAIN_SLICE=$(SLICE) RINGMAIN_SECONDS=$(SECONDS) $(if $(SEED),RINGMAIN_SEED=$(SEED))
+
 # Arguments of `make demo` and of the program of `make bench`.
 DEMO_ARGS ?=
 BENCH_ARGS ?= all
 
-.PHONY: help setup build demo test loom miri bench lint
+.PHONY: help setup build demo test death soak simulate fuzz loom miri bench lint
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "make %-6s  %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "make %-8s  %s\n", $$1, $$2 }'
 
 setup: ## Look for what a build needs, and install what is missing where that can be done
 	bash scripts/setup.sh
@@ -39,6 +46,19 @@ demo: build ## See it at work: processes are killed, and what arrived is counted
 test: setup ## Run all tests, those under loom too
 	$(CARGO) test $(ALL)
 	$(MAKE) loom
+
+death: setup ## Kill clients at every instruction, the broker at every crash point (SLICE=i/n)
+	$(LONG) $(CARGO) test $(ALL) --test death
+	$(LONG) $(CARGO) test $(ALL) --lib -q crash:: -- --nocapture
+
+soak: setup ## Kill and stop everybody at random (SECONDS=, SEED=)
+	$(LONG) $(CARGO) test $(ALL) --test soak -q random -- --nocapture
+
+simulate: setup ## The broker's state machine under clocks, stores and deaths of a seed (SEEDS=, SEED=)
+	RINGMAIN_CASES=$(SEEDS) $(if $(SEED),RINGMAIN_SEED=$(SEED)) $(CARGO) test $(ALL) --lib -q lost -- --nocapture
+
+fuzz: setup ## Hostile bytes in shared memory and on the control socket (SECONDS=, SEED=)
+	$(LONG) $(CARGO) test $(ALL) --test hostile -q harm -- --nocapture
 
 loom: ## Examine the ring and the waiting in every order that the memory model allows
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p ringmain-ring --test 'loom_*' --target-dir $(TARGET_DIR)/loom

@@ -5,7 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
-const WORDS: usize = 9;
+/// A power of two bytes, so that no entry lies on two pages, and none is torn.
+const WORDS: usize = 8;
 const ENTRY_BYTES: u64 = WORDS as u64 * 8;
 
 /// What happened.
@@ -96,8 +97,7 @@ impl Entry {
             self.number,
             self.id.0,
             self.id.1,
-            u64::from(self.redelivered),
-            self.attempts,
+            self.attempts << 1 | u64::from(self.redelivered),
             self.deadline_ns,
         ]
     }
@@ -109,9 +109,9 @@ impl Entry {
             producer: words[2],
             number: words[3],
             id: (words[4], words[5]),
-            redelivered: words[6] != 0,
-            attempts: words[7],
-            deadline_ns: words[8],
+            redelivered: words[6] & 1 != 0,
+            attempts: words[6] >> 1,
+            deadline_ns: words[7],
         }
     }
 }

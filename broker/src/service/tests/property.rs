@@ -8,6 +8,8 @@
 //! prints what happened; `RINGMAIN_CASES=<n>` runs more, from that seed on if one
 //! is given.
 
+#![allow(clippy::print_stderr, reason = "the report of the run")]
+
 use super::world::{Dice, PAYLOAD_MAX, World};
 use crate::store::model::Fault;
 use proptest::prelude::*;
