@@ -196,11 +196,9 @@ impl Sent {
         for entry in entries {
             match entry.kind {
                 Kind::Damaged => panic!("a damaged payload: {entry:?}"),
-                Kind::Taken if entry.producer == u64::MAX => {
-                    if !self.accepted.contains_key(&entry.id) {
-                        unknown.insert(entry.id);
-                    }
-                }
+                Kind::Taken
+                    if entry.producer == u64::MAX && self.accepted.contains_key(&entry.id) => {}
+                Kind::Taken if entry.producer == u64::MAX => _ = unknown.insert(entry.id),
                 Kind::Taken => match self.possible.get(&entry.message()) {
                     None => panic!("nobody sent this, or its send had failed: {entry:?}"),
                     Some(id) => assert!(id.is_none_or(|id| id == entry.id), "{entry:?}"),
